@@ -1,0 +1,354 @@
+// Queue, workers and waiting. See engine.h.
+#include "engine.h"
+
+#include <signal.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "crc32c.h"
+
+namespace lightckpt {
+namespace {
+
+uint64_t now_ns() {
+  struct timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
+}
+
+// Signals are the trainer's business; a fault in a worker must still reach its handler.
+void block_signals() {
+  sigset_t signals;
+  sigfillset(&signals);
+  for (int fault : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, fault);
+  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Store> store, uint32_t workers)
+    : store_(std::move(store)), finished_(kReports) {
+  threads_.reserve(workers);
+  for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+}
+
+Engine::~Engine() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  has_work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Engine::Counters Engine::counters() const {
+  std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
+                     uint64_t host_bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failed_.ok()) return failed_;
+    if (attempt_open_) {
+      return {Code::kInvalid, "a version of step " + std::to_string(attempt_.slot.step) +
+                                  " is in flight: commit or drop it first"};
+    }
+  }
+  Attempt attempt;
+  Status status = store_->begin(step, keep, std::move(extents), blob, host_bytes, &attempt);
+  std::lock_guard lock(mutex_);
+  if (status.code() == Code::kIo) failed_ = status;
+  if (!status.ok()) return status;
+  attempt_ = std::move(attempt);
+  attempt_open_ = true;
+  table_.assign(attempt_.layout->chunk_count, 0);
+  chunks_written_ = 0;
+  return {};
+}
+
+std::unique_ptr<Engine::Batch> Engine::new_batch() {
+  std::lock_guard lock(mutex_);
+  if (spare_.empty()) return std::make_unique<Batch>();
+  std::unique_ptr<Batch> batch = std::move(spare_.back());
+  spare_.pop_back();
+  return batch;
+}
+
+// Cuts spans into chunks; consecutive extents lie one behind the other, so the media is written
+// from front to back.
+Status Engine::cut(const Layout& layout, uint64_t area, std::span<const Span> spans,
+                   Batch* batch) {
+  for (const Span& span : spans) {
+    if (span.extent >= layout.extent_bytes.size()) {
+      return {Code::kInvalid, "extent " + std::to_string(span.extent) + " of " +
+                                  std::to_string(layout.extent_bytes.size())};
+    }
+    const uint64_t bytes = layout.extent_bytes[span.extent];
+    if (bytes > 0 && span.memory == nullptr && batch->op != Op::kVerify) {
+      return {Code::kInvalid, "extent " + std::to_string(span.extent) + " has no memory"};
+    }
+    uint64_t index = layout.first_chunks[span.extent];
+    for (uint64_t done = 0; done < bytes; done += kChunkBytes, ++index) {
+      const auto piece = static_cast<uint32_t>(std::min(kChunkBytes, bytes - done));
+      batch->chunks.push_back({span.memory == nullptr ? nullptr : span.memory + done,
+                               area + layout.extent_offsets[span.extent] + done, piece, span.extent,
+                               index});
+    }
+  }
+  return {};
+}
+
+Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint64_t* number) {
+  std::unique_ptr<Batch> batch = new_batch();
+  batch->op = op;
+  if (version == 0) {
+    if (op != Op::kWrite && op != Op::kCheck) {
+      return {Code::kInvalid, "the version in flight can be written and checked only"};
+    }
+    std::lock_guard lock(mutex_);
+    if (!failed_.ok() && op == Op::kWrite) return failed_;
+    if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
+    batch->table = table_.data();
+    RETURN_IF_ERROR(cut(*attempt_.layout, attempt_.slot.record_offset, spans, batch.get()));
+  } else {
+    if (op == Op::kWrite || op == Op::kCommit) {
+      return {Code::kInvalid, "version " + std::to_string(version) + " is committed: read it only"};
+    }
+    Version found;
+    Bytes host;
+    RETURN_IF_ERROR(store_->find(version, &found));
+    RETURN_IF_ERROR(
+        decode_record(store_->media(), found.slot, *found.layout, &batch->table, &host));
+    RETURN_IF_ERROR(cut(*found.layout, found.slot.record_offset, spans, batch.get()));
+  }
+  return enqueue(std::move(batch), number);
+}
+
+Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
+  std::lock_guard lock(mutex_);
+  if (queue_.size() >= kBatchesMax) {
+    return {Code::kInvalid, std::to_string(kBatchesMax) + " batches are unfinished already"};
+  }
+  batch->number = *number = next_number_++;
+  batch->next = 0;
+  batch->remaining = batch->op == Op::kCommit ? 1 : batch->chunks.size();
+  batch->report = {};
+  batch->report.submit_ns = now_ns();
+  batch->status = {};
+  if (batch->remaining == 0) {
+    batch->report.start_ns = batch->report.submit_ns;
+    finish(batch.get());
+    return {};
+  }
+  const bool alone = batch->remaining == 1;
+  queue_.push_back(std::move(batch));
+  alone ? has_work_.notify_one() : has_work_.notify_all();
+  return {};
+}
+
+Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
+  std::unique_lock lock(mutex_);
+  if (number == 0 || number >= next_number_) {
+    return {Code::kNotFound, "batch " + std::to_string(number) + " was never submitted"};
+  }
+  Finished& place = finished_[number % kReports];
+  const auto is_done = [&] { return place.number >= number; };
+  if (timeout_ns < 0) {
+    has_done_.wait(lock, is_done);
+  } else if (!has_done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_done)) {
+    for (const auto& batch : queue_) {
+      if (batch->number == number) *report = batch->report;
+    }
+    return {Code::kTimeout, "not done after " + std::to_string(timeout_ns / 1'000'000) +
+                                " ms: " + std::to_string(report->bytes) + " bytes were"};
+  }
+  if (place.number > number) {
+    return {Code::kNotFound, "batch " + std::to_string(number) + " was done long ago"};
+  }
+  *report = place.report;
+  if (!place.status.ok()) return place.status;
+  if (report->bad_count > 0) {
+    return {Code::kChanged, std::to_string(report->bad_count) +
+                                " chunks differ from their checksums, the first in extent " +
+                                std::to_string(report->bad[0])};
+  }
+  return {};
+}
+
+Status Engine::commit(Bytes host, uint64_t* number) {
+  std::unique_ptr<Batch> batch = new_batch();
+  {
+    std::lock_guard lock(mutex_);
+    if (!failed_.ok()) return failed_;
+    if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
+    if (chunks_written_ != table_.size()) {
+      return {Code::kInvalid, std::to_string(chunks_written_) + " of " +
+                                  std::to_string(table_.size()) + " chunks have been written"};
+    }
+  }
+  batch->op = Op::kCommit;
+  batch->host.assign(host.begin(), host.end());
+  return enqueue(std::move(batch), number);
+}
+
+Status Engine::drop() {
+  std::unique_lock lock(mutex_);
+  if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
+  // Workers write into the attempt's area: it is given up only when they have left it.
+  has_done_.wait(lock, [&] {
+    return std::ranges::none_of(queue_, [](const auto& batch) {
+      return batch->op == Op::kWrite || batch->op == Op::kCommit || batch->op == Op::kCheck;
+    });
+  });
+  if (attempt_open_) ++counters_.drops;
+  attempt_open_ = false;
+  return {};
+}
+
+void Engine::work() {
+  block_signals();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    // A commit goes alone and in its turn; chunks of the batches before it may still be running.
+    Batch* batch = nullptr;
+    for (const auto& candidate : queue_) {
+      const bool taken = candidate->op == Op::kCommit ? candidate->next > 0
+                                                      : candidate->next == candidate->chunks.size();
+      if (!taken) {
+        batch = candidate.get();
+        break;
+      }
+    }
+    if (batch == nullptr) {
+      if (stopping_) return;
+      has_work_.wait(lock);
+      continue;
+    }
+    if (batch->report.start_ns == 0) batch->report.start_ns = now_ns();
+    const size_t begin = batch->next;
+    if (batch->op == Op::kCommit) {
+      batch->next = 1;
+      lock.unlock();
+      run_commit(batch);
+      lock.lock();
+    } else {
+      uint64_t bytes = 0;
+      while (batch->next < batch->chunks.size() && bytes < kChunkBytes) {
+        bytes += batch->chunks[batch->next++].bytes;
+      }
+      const size_t end = batch->next;
+      lock.unlock();
+      run_chunks(batch, begin, end);
+      lock.lock();
+      batch->report.bytes += bytes;
+      if (batch->op == Op::kWrite) {
+        chunks_written_ += end - begin;
+        counters_.bytes_persisted += bytes;
+      }
+      batch->remaining -= end - begin;
+    }
+    if (batch->remaining > 0) continue;
+    const bool drains_early = batch->op == Op::kWrite &&
+                              store_->media().granularity() == Granularity::kPage;
+    finish(batch);
+    if (!drains_early) continue;
+    // Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.
+    lock.unlock();
+    Status status = store_->media().drain();
+    lock.lock();
+    if (!status.ok() && failed_.ok()) failed_ = status;
+  }
+}
+
+void Engine::run_chunks(Batch* batch, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
+    const Chunk& chunk = batch->chunks[i];
+    if (run_chunk(*batch, chunk)) continue;
+    std::lock_guard lock(mutex_);
+    Report& report = batch->report;
+    if (report.bad_count < report.bad.size()) report.bad[report.bad_count] = chunk.extent;
+    ++report.bad_count;
+  }
+  // This thread's stores are ordered by this thread's fence only.
+  if (batch->op == Op::kWrite) {
+    store_->media().fence();
+  } else {
+    store_fence();
+  }
+}
+
+// False if the chunk's bytes are not those of its checksum.
+bool Engine::run_chunk(const Batch& batch, const Chunk& chunk) {
+  Media& media = store_->media();
+  const std::byte* stored = media.view() + chunk.offset;
+  switch (batch.op) {
+    case Op::kWrite:
+      table_[chunk.index] = media.nt_copy_crc(chunk.offset, Bytes(chunk.memory, chunk.bytes));
+      return true;
+    case Op::kRead:
+      media.populate(chunk.offset, chunk.bytes);
+      return copy_nt_crc(chunk.memory, stored, chunk.bytes) == batch.table[chunk.index];
+    case Op::kCopy:
+      media.populate(chunk.offset, chunk.bytes);
+      copy_nt(chunk.memory, stored, chunk.bytes);
+      return true;
+    case Op::kCheck:
+      return crc32c(0, chunk.memory, chunk.bytes) == batch.table[chunk.index];
+    case Op::kVerify:
+      media.populate(chunk.offset, chunk.bytes);
+      return crc32c(0, stored, chunk.bytes) == batch.table[chunk.index];
+    case Op::kCommit:
+      break;
+  }
+  CHECK(false);
+}
+
+void Engine::run_commit(Batch* batch) {
+  const uint64_t begin = now_ns();
+  Status status;
+  {
+    std::lock_guard lock(mutex_);
+    status = failed_;
+  }
+  if (status.ok()) status = store_->commit(attempt_, table_, batch->host);
+  std::lock_guard lock(mutex_);
+  batch->status = status;
+  batch->remaining = 0;
+  batch->report.bytes = batch->host.size();
+  attempt_open_ = false;
+  if (!status.ok()) {
+    if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
+    ++counters_.drops;
+    return;
+  }
+  ++counters_.commits;
+  counters_.bytes_persisted += batch->host.size();
+  counters_.commit_ns = now_ns() - begin;
+}
+
+// With the mutex held. Moves a batch from the queue to the finished ring.
+void Engine::finish(Batch* batch) {
+  batch->report.end_ns = now_ns();
+  if (batch->status.ok() && batch->op != Op::kCommit && batch->op != Op::kCheck) {
+    batch->status = store_->media().check();
+    if (!batch->status.ok() && failed_.ok()) failed_ = batch->status;
+  }
+  Finished& place = finished_[batch->number % kReports];
+  place.number = batch->number;
+  place.report = batch->report;
+  place.status = batch->status;
+  const auto found =
+      std::ranges::find_if(queue_, [&](const auto& queued) { return queued.get() == batch; });
+  if (found != queue_.end()) {
+    batch->chunks.clear();
+    spare_.push_back(std::move(*found));
+    queue_.erase(found);
+  }
+  has_done_.notify_all();
+}
+
+}  // namespace lightckpt

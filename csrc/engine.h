@@ -1,0 +1,135 @@
+// Engine: worker threads that move extents between memory and one store.
+//
+// Work comes in batches (a layer to write, a version to read, a commit); a batch is cut into chunks,
+// and workers take runs of chunks of at most a MiB from the oldest unfinished batch. So batches
+// start in order, all cores work on one, and a wait for the first is not held up by the last.
+//
+//   begin -> submit(write)... -> wait(copied) -> commit -> wait(durable)     or drop at any point
+//
+// Bounded: at most kBatchesMax batches are unfinished at once, one attempt is in flight. Finished
+// batches leave their report in a ring, so that any number of threads may wait for one. The first
+// media failure sticks: every later write and commit returns it.
+//
+// A batch's source memory must not change until it is done. The engine cannot know; its callers
+// compare version counters, or checksums through the check operation.
+//
+// Threads: submit, wait and stat from any; begin, commit, drop from one at a time. Workers block all
+// signals but those that a fault in them raises.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "store.h"
+
+namespace lightckpt {
+
+enum class Op : uint32_t { kWrite = 0, kRead, kCheck, kVerify, kCopy, kCommit };
+
+struct Span {
+  std::byte* memory;
+  uint32_t extent;
+  uint32_t reserved;
+};
+
+struct Report {
+  uint64_t bytes = 0;
+  uint64_t submit_ns = 0;
+  uint64_t start_ns = 0;
+  uint64_t end_ns = 0;
+  uint32_t bad_count = 0;
+  std::array<uint32_t, 15> bad{};
+};
+
+class Engine {
+ public:
+  static constexpr size_t kBatchesMax = 1 << 13;
+  static constexpr size_t kReports = kBatchesMax;
+
+  Engine(std::unique_ptr<Store> store, uint32_t workers);
+  ~Engine();
+
+  Store& store() { return *store_; }
+  uint32_t workers() const { return static_cast<uint32_t>(threads_.size()); }
+
+  Status begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
+               uint64_t host_bytes);
+  // `version` 0 is the attempt in flight; kWrite takes no other, kRead, kVerify, kCopy only others.
+  Status submit(Op op, uint64_t version, std::span<const Span> spans, uint64_t* batch);
+  // kTimeout, the batch's failure, kChanged where checksums did not match, or done.
+  Status wait(uint64_t batch, int64_t timeout_ns, Report* report);
+  Status commit(Bytes host, uint64_t* batch);
+  Status drop();
+
+  struct Counters {
+    uint64_t commits = 0;
+    uint64_t drops = 0;
+    uint64_t bytes_persisted = 0;
+    uint64_t commit_ns = 0;
+  };
+  Counters counters() const;
+
+ private:
+  // A piece of an extent: what one checksum covers.
+  struct Chunk {
+    std::byte* memory;
+    uint64_t offset;  // on the media
+    uint32_t bytes;
+    uint32_t extent;
+    uint64_t index;  // in the checksum table
+  };
+  struct Batch {
+    uint64_t number = 0;
+    Op op = Op::kWrite;
+    std::vector<Chunk> chunks;
+    size_t next = 0;       // first chunk that no worker has taken
+    size_t remaining = 0;  // chunks not finished
+    const uint32_t* table = nullptr;
+    std::vector<std::byte> host;  // kCommit
+    Report report;
+    Status status;
+  };
+  struct Finished {
+    uint64_t number = 0;
+    Report report;
+    Status status;
+  };
+
+  Status enqueue(std::unique_ptr<Batch> batch, uint64_t* number);
+  Status cut(const Layout& layout, uint64_t area, std::span<const Span> spans, Batch* batch);
+  void work();
+  void run_chunks(Batch* batch, size_t begin, size_t end);
+  bool run_chunk(const Batch& batch, const Chunk& chunk);
+  void run_commit(Batch* batch);
+  void finish(Batch* batch);
+  std::unique_ptr<Batch> new_batch();
+
+  std::unique_ptr<Store> store_;
+
+  mutable std::mutex mutex_;           // guards everything below
+  std::condition_variable has_work_;   // for workers
+  std::condition_variable has_done_;   // for waiters
+  std::deque<std::unique_ptr<Batch>> queue_;  // unfinished, oldest first
+  std::vector<std::unique_ptr<Batch>> spare_; // keep their capacity: steady state allocates nothing
+  std::vector<Finished> finished_;
+  uint64_t next_number_ = 1;
+  bool stopping_ = false;
+  Status failed_;
+  Counters counters_;
+
+  bool attempt_open_ = false;
+  Attempt attempt_;
+  std::vector<uint32_t> table_;  // of the attempt: workers fill distinct elements
+  uint64_t chunks_written_ = 0;
+
+  std::vector<std::thread> threads_;  // last: started when all else stands
+};
+
+}  // namespace lightckpt

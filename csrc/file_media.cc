@@ -1,0 +1,270 @@
+// Opening, growing and checking a file that is mapped. See file_media.h.
+#include "file_media.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <new>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace lightckpt {
+namespace {
+
+constexpr uint64_t kHugePage = 2ull << 20;
+constexpr uint64_t kReserveMin = 256ull << 30;
+constexpr uint64_t kReserveFactor = 16;
+
+// Does the device below hold the processor's caches in its persistence domain (eADR)? The kernel
+// says so per region, some directories above the block or character device.
+bool caches_are_persistent(const struct stat& file) {
+  const bool is_device = S_ISCHR(file.st_mode);
+  const dev_t device = is_device ? file.st_rdev : file.st_dev;
+  std::string link = std::string("/sys/dev/") + (is_device ? "char/" : "block/") +
+                     std::to_string(major(device)) + ":" + std::to_string(minor(device));
+  char* resolved = realpath(link.c_str(), nullptr);
+  if (resolved == nullptr) return false;
+  std::string folder = resolved;
+  std::free(resolved);
+  while (folder.size() > 4) {
+    std::ifstream domain(folder + "/persistence_domain");
+    std::string value;
+    if (domain && domain >> value) return value == "cpu_cache";
+    folder.resize(folder.rfind('/'));
+  }
+  return false;
+}
+
+uint64_t device_bytes(const struct stat& file) {
+  std::ifstream size("/sys/dev/char/" + std::to_string(major(file.st_rdev)) + ":" +
+                     std::to_string(minor(file.st_rdev)) + "/size");
+  uint64_t bytes = 0;
+  size >> bytes;
+  return bytes;
+}
+
+std::string mib(uint64_t bytes) {
+  return std::to_string(bytes) + " bytes (" + std::to_string(bytes >> 20) + " MiB)";
+}
+
+}  // namespace
+
+Status FileMedia::open(const std::string& path, MediaKind want, bool read_only,
+                       std::unique_ptr<Media>* media) {
+  const int fd = ::open(path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+  if (fd < 0) return from_errno("cannot open " + path);
+  std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
+  file->read_only_ = read_only;
+  RETURN_IF_ERROR(file->identify(want));
+  RETURN_IF_ERROR(file->reserve());
+  RETURN_IF_ERROR(file->map(0, file->size_));
+  *media = std::move(file);
+  return {};
+}
+
+Status FileMedia::create(const std::string& path, MediaKind want, uint64_t bytes,
+                         std::unique_ptr<Media>* media) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) return from_errno("cannot create " + path);
+  std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
+  Status status = file->allocate(0, bytes);
+  if (status.ok()) status = file->identify(want);
+  if (status.ok()) status = file->reserve();
+  if (status.ok()) status = file->map(0, file->size_);
+  if (!status.ok()) {
+    unlink(path.c_str());
+    return status;
+  }
+  *media = std::move(file);
+  return {};
+}
+
+FileMedia::~FileMedia() {
+  guard_.release();
+  if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
+  close(fd_);
+}
+
+// Sets what this path is: size, granularity, how to flush.
+Status FileMedia::identify(MediaKind want) {
+  struct stat file;
+  struct statfs volume;
+  if (fstat(fd_, &file) != 0) return from_errno("cannot stat " + path_);
+  if (fstatfs(fd_, &volume) != 0) return from_errno("cannot stat the file system of " + path_);
+  device_ = S_ISCHR(file.st_mode);
+  if (!S_ISREG(file.st_mode) && !device_) {
+    return {Code::kInvalid, path_ + " is neither a file nor a device DAX node"};
+  }
+  size_ = device_ ? device_bytes(file) : static_cast<uint64_t>(file.st_size);
+  if (size_ == 0) return {Code::kFormat, path_ + " is empty: it was never a store"};
+
+  void* probe = mmap(nullptr, 4096, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, fd_, 0);
+  const bool dax = probe != MAP_FAILED;
+  if (dax) munmap(probe, 4096);
+  const bool in_memory = volume.f_type == TMPFS_MAGIC || volume.f_type == RAMFS_MAGIC ||
+                         volume.f_type == HUGETLBFS_MAGIC;
+  if (want == MediaKind::kPmem && !dax) {
+    return {Code::kInvalid, path_ + " is not persistent memory: the kernel refuses MAP_SYNC here"};
+  }
+  if (want == MediaKind::kTmpfs && !in_memory) {
+    return {Code::kInvalid, path_ + " does not lie on tmpfs"};
+  }
+  kind_ = dax ? MediaKind::kPmem : in_memory ? MediaKind::kTmpfs : MediaKind::kFile;
+  if (want == MediaKind::kFile) kind_ = MediaKind::kFile;
+  if (want == MediaKind::kEmulated) kind_ = MediaKind::kEmulated;
+  emulated_ = want == MediaKind::kEmulated && !dax;
+  map_flags_ = kind_ == MediaKind::kPmem ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+  if (read_only_) map_flags_ = MAP_PRIVATE;
+  switch (kind_) {
+    case MediaKind::kPmem:
+      granularity_ = caches_are_persistent(file) ? Granularity::kByte : Granularity::kCacheLine;
+      break;
+    case MediaKind::kEmulated:
+      granularity_ = Granularity::kCacheLine;
+      break;
+    case MediaKind::kFile:
+      granularity_ = Granularity::kPage;
+      flush_method_ = FlushMethod::kMsync;
+      break;
+    default:
+      granularity_ = Granularity::kVolatile;
+  }
+  if (granularity_ == Granularity::kCacheLine) {
+    flush_method_ = best_flush_method();
+    if (flush_method_ == FlushMethod::kNone) {
+      return {Code::kInvalid, "this processor has no cache write-back that lightckpt knows"};
+    }
+  }
+  return {};
+}
+
+// posix_fallocate gives a clean error now instead of SIGBUS at the first touch later.
+Status FileMedia::allocate(uint64_t from, uint64_t to) {
+  if (device_) return {Code::kNoSpace, path_ + " is a device and cannot grow to " + mib(to)};
+  const int error = posix_fallocate(fd_, static_cast<off_t>(from), static_cast<off_t>(to - from));
+  if (error == 0) return {};
+  struct statvfs volume = {};
+  fstatvfs(fd_, &volume);
+  const Status status =
+      from_errno("no room for " + path_ + ": " + mib(to - from) + " more are needed, " +
+                     mib(uint64_t{volume.f_bavail} * volume.f_frsize) + " are free",
+                 error);
+  // A partial allocation must not stay: the size is what was there before.
+  if (ftruncate(fd_, static_cast<off_t>(from)) != 0) return from_errno("cannot undo the growth");
+  return status;
+}
+
+Status FileMedia::reserve() {
+  capacity_ = read_only_ || device_ ? size_ : std::max(kReserveMin, size_ * kReserveFactor);
+  reserved_bytes_ = capacity_ + kHugePage;
+  reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved_ == MAP_FAILED) {
+    reserved_ = nullptr;
+    return from_errno("cannot reserve " + mib(reserved_bytes_) + " of address space");
+  }
+  // Aligned, so that huge pages can be used where the file system has them.
+  const auto address = reinterpret_cast<uintptr_t>(reserved_);
+  base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
+  madvise(reserved_, reserved_bytes_, MADV_DONTFORK);
+  return {};
+}
+
+Status FileMedia::map(uint64_t from, uint64_t to) {
+  const int protection = PROT_READ | PROT_WRITE;
+  void* wanted = base_ + from;
+  if (mmap(wanted, to - from, protection, map_flags_ | MAP_FIXED, fd_, static_cast<off_t>(from)) ==
+      MAP_FAILED) {
+    return from_errno("cannot map " + path_);
+  }
+  madvise(wanted, to - from, MADV_DONTFORK);
+  if (kind_ == MediaKind::kTmpfs) madvise(wanted, to - from, MADV_HUGEPAGE);
+  const bool tripped = guard_.tripped();
+  guard_.release();
+  if (tripped || !guard_.protect(base_, to, protection)) {
+    return {Code::kIo, path_ + ": the mapping cannot be guarded against SIGBUS"};
+  }
+  size_ = to;
+  return {};
+}
+
+Status FileMedia::grow(uint64_t bytes) {
+  if (bytes <= size_) return {};
+  if (read_only_) return {Code::kAccess, path_ + " is open for reading only"};
+  if (bytes > capacity_) {
+    return {Code::kNoSpace, path_ + " cannot grow from " + mib(size_) + " to " + mib(bytes) +
+                                " while it is open: reopen it with a larger size"};
+  }
+  const uint64_t before = size_;
+  RETURN_IF_ERROR(allocate(before, bytes));
+  // The new length must be durable before a slot refers to bytes beyond the old one.
+  if (granularity_ != Granularity::kVolatile && fsync(fd_) != 0) return from_errno("fsync " + path_);
+  return map(before, bytes);
+}
+
+Status FileMedia::check() const {
+  if (guard_.tripped()) {
+    return {Code::kIo, path_ + " lost pages under its mapping: it was cut short or its device failed"};
+  }
+  struct stat file;
+  if (fstat(fd_, &file) != 0) return from_errno("cannot stat " + path_);
+  if (device_) return {};
+  if (file.st_nlink == 0) return {Code::kIo, path_ + " was removed while it was open"};
+  if (static_cast<uint64_t>(file.st_size) < size_) {
+    return {Code::kIo, path_ + " was cut to " + mib(static_cast<uint64_t>(file.st_size)) + " from " +
+                           mib(size_) + " while it was open"};
+  }
+  return {};
+}
+
+void FileMedia::populate(uint64_t offset, uint64_t bytes) {
+  {
+    std::lock_guard lock(populated_mutex_);
+    if (populated_.contains(offset, offset + bytes)) return;
+  }
+  const uint64_t begin = offset / 4096 * 4096;
+  const uint64_t end = std::min(size_, (offset + bytes + 4095) / 4096 * 4096);
+  // Only a hint: where the kernel does not know it, pages come by faults as they always did.
+  madvise(base_ + begin, end - begin, read_only_ ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
+  std::lock_guard lock(populated_mutex_);
+  populated_.add(begin, end);
+}
+
+Status FileMedia::sync(uint64_t offset, uint64_t bytes) {
+  const uint64_t begin = offset / 4096 * 4096;
+  if (msync(base_ + begin, offset + bytes - begin, MS_SYNC) != 0) {
+    return from_errno("msync of " + mib(bytes) + " at " + std::to_string(offset) + " in " + path_);
+  }
+  return {};
+}
+
+HeapMedia::HeapMedia(uint64_t bytes, uint64_t capacity, Granularity granularity)
+    : capacity_(std::max(bytes, capacity)) {
+  base_ = static_cast<std::byte*>(::operator new(capacity_, std::align_val_t{4096}));
+  std::memset(base_, 0, capacity_);
+  size_ = bytes;
+  granularity_ = granularity;
+}
+
+HeapMedia::~HeapMedia() { ::operator delete(base_, std::align_val_t{4096}); }
+
+Status HeapMedia::grow(uint64_t bytes) {
+  if (bytes > capacity_) {
+    return {Code::kNoSpace, "heap media holds " + mib(capacity_) + ", not " + mib(bytes)};
+  }
+  size_ = std::max(size_, bytes);
+  return {};
+}
+
+}  // namespace lightckpt

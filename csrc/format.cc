@@ -1,0 +1,184 @@
+// Encoding and checked decoding of what is stored. See format.h.
+#include "format.h"
+
+#include <algorithm>
+
+#include "crc32c.h"
+
+namespace lightckpt {
+namespace {
+
+constexpr char kMagic[9] = "LIGHTCKP";
+constexpr uint32_t kManifestMagic = 0x494e414d;  // "MANI"
+constexpr uint32_t kRecordMagic = 0x4f434552;    // "RECO"
+
+template <typename Line>
+uint32_t crc_of_line(const Line& line) {
+  return crc32c(0, &line, offsetof(Line, crc));
+}
+
+template <typename Plain>
+void append(std::vector<std::byte>* bytes, const Plain& value) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&value);
+  bytes->insert(bytes->end(), begin, begin + sizeof(value));
+}
+
+// True if [offset, offset + bytes) lies in the media, without overflow.
+bool within(const Media& media, uint64_t offset, uint64_t bytes) {
+  return offset <= media.size() && bytes <= media.size() - offset;
+}
+
+Status damaged(const Slot& slot, const std::string& what) {
+  return {Code::kFormat, "version " + std::to_string(slot.version) + " (step " +
+                             std::to_string(slot.step) + "): " + what};
+}
+
+}  // namespace
+
+Layout Layout::of(std::vector<uint64_t> extent_bytes, uint64_t record_capacity) {
+  Layout layout;
+  layout.extent_bytes = std::move(extent_bytes);
+  layout.extent_offsets.reserve(layout.extent_bytes.size());
+  layout.first_chunks.reserve(layout.extent_bytes.size());
+  layout.record_capacity = record_capacity;
+  uint64_t end = round_up(record_capacity, kPageBytes);
+  for (uint64_t bytes : layout.extent_bytes) {
+    layout.extent_offsets.push_back(end);
+    layout.first_chunks.push_back(layout.chunk_count);
+    layout.chunk_count += (bytes + kChunkBytes - 1) / kChunkBytes;
+    end = round_up(end + bytes, kExtentAlign);
+  }
+  layout.area_bytes = round_up(end, kPageBytes);
+  return layout;
+}
+
+Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns) {
+  Header header = {};
+  std::memcpy(header.magic, kMagic, sizeof(header.magic));
+  header.format = kFormat;
+  header.slot_count = slot_count;
+  header.store_id = store_id;
+  header.chunk_bytes = kChunkBytes;
+  header.created_unix_ns = created_unix_ns;
+  header.crc = crc_of_line(header);
+  return header;
+}
+
+Slot encode_slot(Slot slot) {
+  slot.crc = crc_of_line(slot);
+  return slot;
+}
+
+std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, Bytes blob) {
+  std::vector<std::byte> bytes;
+  bytes.reserve(sizeof(ManifestHead) + layout.extent_bytes.size() * 8 + blob.size());
+  append(&bytes, ManifestHead{kManifestMagic, static_cast<uint32_t>(layout.extent_bytes.size()),
+                              store_id, layout.record_capacity, layout.area_bytes, blob.size()});
+  for (uint64_t extent : layout.extent_bytes) append(&bytes, extent);
+  bytes.insert(bytes.end(), blob.begin(), blob.end());
+  return bytes;
+}
+
+std::vector<std::byte> encode_record(const RecordHead& head, const std::vector<uint32_t>& table) {
+  RecordHead whole = head;
+  whole.magic = kRecordMagic;
+  whole.chunk_count = static_cast<uint32_t>(table.size());
+  std::vector<std::byte> bytes;
+  bytes.reserve(record_table_end(table.size()));
+  append(&bytes, whole);
+  const auto* begin = reinterpret_cast<const std::byte*>(table.data());
+  bytes.insert(bytes.end(), begin, begin + table.size() * sizeof(uint32_t));
+  bytes.resize(record_table_end(table.size()));
+  return bytes;
+}
+
+Status decode_header(const Media& media, Header* header) {
+  if (media.size() < heap_offset(kSlotsMin)) {
+    return {Code::kFormat, "not a lightckpt store: " + std::to_string(media.size()) +
+                               " bytes are too few for a header and slots"};
+  }
+  std::memcpy(header, media.view(), sizeof(*header));
+  if (std::memcmp(header->magic, kMagic, sizeof(header->magic)) != 0) {
+    return {Code::kFormat, "not a lightckpt store: the first bytes are not LIGHTCKP"};
+  }
+  if (header->crc != crc_of_line(*header)) {
+    return {Code::kFormat, "the store's header is damaged: its checksum is wrong"};
+  }
+  if (header->format != kFormat) {
+    return {Code::kFormat, "the store has format " + std::to_string(header->format) +
+                               "; this lightckpt reads format " + std::to_string(kFormat)};
+  }
+  if (header->slot_count < kSlotsMin || header->slot_count > kSlotsMax ||
+      header->chunk_bytes != kChunkBytes || heap_offset(header->slot_count) > media.size()) {
+    return {Code::kFormat, "the store's header asks for " + std::to_string(header->slot_count) +
+                               " slots and chunks of " + std::to_string(header->chunk_bytes) +
+                               " bytes in " + std::to_string(media.size()) + " bytes"};
+  }
+  return {};
+}
+
+bool decode_slot(const Media& media, const Header& header, uint32_t index, Slot* slot) {
+  std::memcpy(slot, media.view() + slot_offset(index), sizeof(*slot));
+  return slot->crc == crc_of_line(*slot) && slot->store_id == header.store_id;
+}
+
+Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Bytes* blob) {
+  const uint64_t bytes = slot.manifest_bytes;
+  if (!within(media, slot.manifest_offset, bytes) || bytes < sizeof(ManifestHead)) {
+    return damaged(slot, "its manifest lies outside the store");
+  }
+  const std::byte* manifest = media.view() + slot.manifest_offset;
+  if (crc32c(0, manifest, bytes) != slot.manifest_crc) {
+    return damaged(slot, "the checksum of its manifest is wrong");
+  }
+  ManifestHead head;
+  std::memcpy(&head, manifest, sizeof(head));
+  const uint64_t table_bytes = uint64_t{head.extent_count} * sizeof(uint64_t);
+  if (head.magic != kManifestMagic || head.store_id != slot.store_id ||
+      head.extent_count > kExtentsMax || table_bytes > bytes - sizeof(head) ||
+      head.blob_bytes != bytes - sizeof(head) - table_bytes) {
+    return damaged(slot, "its manifest contradicts itself");
+  }
+  std::vector<uint64_t> extents(head.extent_count);
+  if (table_bytes > 0) std::memcpy(extents.data(), manifest + sizeof(head), table_bytes);
+  uint64_t total = head.record_capacity;
+  for (uint64_t extent : extents) {
+    // Each bounded by the media, so the sum of at most 2^28 of them cannot overflow.
+    if (extent > media.size()) return damaged(slot, "an extent is larger than the store");
+    total += extent;
+  }
+  if (head.record_capacity > media.size() || total > media.size()) {
+    return damaged(slot, "its area is larger than the store");
+  }
+  *layout = Layout::of(std::move(extents), head.record_capacity);
+  if (layout->area_bytes != head.area_bytes || slot.record_offset % kPageBytes != 0 ||
+      !within(media, slot.record_offset, layout->area_bytes)) {
+    return damaged(slot, "its area lies outside the store");
+  }
+  *blob = Bytes(manifest + sizeof(head) + table_bytes, head.blob_bytes);
+  return {};
+}
+
+Status decode_record(const Media& media, const Slot& slot, const Layout& layout,
+                     const uint32_t** table, Bytes* host) {
+  const uint64_t table_end = record_table_end(layout.chunk_count);
+  if (slot.record_bytes > layout.record_capacity || slot.record_bytes < table_end) {
+    return damaged(slot, "its record has " + std::to_string(slot.record_bytes) +
+                             " bytes; the area holds " + std::to_string(layout.record_capacity));
+  }
+  const std::byte* record = media.view() + slot.record_offset;
+  if (crc32c(0, record, slot.record_bytes) != slot.record_crc) {
+    return damaged(slot, "the checksum of its record is wrong");
+  }
+  RecordHead head;
+  std::memcpy(&head, record, sizeof(head));
+  if (head.magic != kRecordMagic || head.store_id != slot.store_id || head.step != slot.step ||
+      head.chunk_count != layout.chunk_count || head.host_bytes != slot.record_bytes - table_end) {
+    return damaged(slot, "its record contradicts its slot");
+  }
+  *table = reinterpret_cast<const uint32_t*>(record + sizeof(head));
+  *host = Bytes(record + table_end, head.host_bytes);
+  return {};
+}
+
+}  // namespace lightckpt

@@ -1,0 +1,119 @@
+// The bytes on the media; docs/FORMAT.md is the same in prose, with a worked example.
+//
+//   header (4 KiB) | slot pages (4 KiB each, one slot per page) | manifests and areas, anywhere
+//
+//   manifest := ManifestHead, u64 bytes per extent, blob
+//   area     := record (its capacity is in the manifest head), extents each at the next 256 B
+//   record   := RecordHead, u32 CRC-32C per chunk of each extent, padding to 64 B, host state
+//
+// All integers little-endian, all references offsets from the start of the media. Everything that
+// is stored is read through a check here: of its checksum first, then of every length in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "media.h"
+#include "status.h"
+
+namespace lightckpt {
+
+inline constexpr uint32_t kFormat = 1;
+inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint64_t kChunkBytes = 1 << 20;  // the unit of work and of checksums
+inline constexpr uint64_t kExtentAlign = 256;     // Optane writes in units of 256 bytes
+inline constexpr uint32_t kSlotsMin = 4, kSlotsMax = 64;
+inline constexpr uint32_t kExtentsMax = 1u << 28;
+
+struct Header {
+  char magic[8];
+  uint32_t format;
+  uint32_t slot_count;
+  uint64_t store_id;
+  uint64_t chunk_bytes;
+  uint64_t created_unix_ns;
+  uint64_t zero[2];
+  uint32_t zero_too;
+  uint32_t crc;
+};
+
+struct Slot {
+  uint64_t store_id;
+  uint32_t generation;
+  uint32_t manifest_bytes;
+  uint64_t version;
+  uint64_t step;
+  uint64_t manifest_offset;
+  uint64_t record_offset;
+  uint32_t record_bytes;
+  uint32_t record_crc;
+  uint32_t manifest_crc;
+  uint32_t crc;
+};
+
+struct ManifestHead {
+  uint32_t magic;
+  uint32_t extent_count;
+  uint64_t store_id;
+  uint64_t record_capacity;
+  uint64_t area_bytes;
+  uint64_t blob_bytes;
+};
+
+struct RecordHead {
+  uint32_t magic;
+  uint32_t chunk_count;
+  uint64_t store_id;
+  uint64_t step;
+  uint64_t host_bytes;
+};
+
+static_assert(sizeof(Header) == 64 && offsetof(Header, crc) == 60);
+static_assert(sizeof(Slot) == 64 && offsetof(Slot, crc) == 60, "one cache line, crc at its end");
+static_assert(sizeof(ManifestHead) == 40 && sizeof(RecordHead) == 32);
+
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+constexpr uint64_t slot_offset(uint32_t slot) { return kPageBytes * (1 + uint64_t{slot}); }
+constexpr uint64_t heap_offset(uint32_t slot_count) { return slot_offset(slot_count); }
+
+// Areas of at least a huge page start on one.
+constexpr uint64_t area_align(uint64_t area_bytes) {
+  return area_bytes >= 2ull << 20 ? 2ull << 20 : kPageBytes;
+}
+
+// Where everything of a manifest lies within its area. Pure arithmetic on the extents' sizes.
+struct Layout {
+  std::vector<uint64_t> extent_bytes;
+  std::vector<uint64_t> extent_offsets;  // from the area's start
+  std::vector<uint64_t> first_chunks;    // index of each extent's first chunk
+  uint64_t chunk_count = 0;
+  uint64_t record_capacity = 0;
+  uint64_t area_bytes = 0;
+
+  static Layout of(std::vector<uint64_t> extent_bytes, uint64_t record_capacity);
+};
+
+constexpr uint64_t record_table_end(uint64_t chunk_count) {
+  return round_up(sizeof(RecordHead) + chunk_count * sizeof(uint32_t), 64);
+}
+
+// A new store's header page; `encode_slot` fills in the checksum of a slot's other fields.
+Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns);
+Slot encode_slot(Slot slot);
+std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, Bytes blob);
+// Head and checksum table, padded to where the host state begins.
+std::vector<std::byte> encode_record(const RecordHead& head, const std::vector<uint32_t>& table);
+
+// Each checks before it trusts, and says in words what is wrong.
+Status decode_header(const Media& media, Header* header);
+bool decode_slot(const Media& media, const Header& header, uint32_t index, Slot* slot);
+Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Bytes* blob);
+// `table` and `host` point into the media.
+Status decode_record(const Media& media, const Slot& slot, const Layout& layout,
+                     const uint32_t** table, Bytes* host);
+
+}  // namespace lightckpt

@@ -1,0 +1,147 @@
+// The C ABI of lightckpt: everything that leaves the core, and all that Python sees.
+//
+// This file is read twice: by the compiler, and as it stands by cffi (bindings/build_ffi.py). So it
+// holds declarations only, no #include and no macro but integer constants.
+//
+// Conventions, for every function here:
+//   - Returns LCKPT_OK or a negative LCKPT_E code; lckpt_errmsg() then says what went wrong, for
+//     the calling thread, until that thread's next call.
+//   - A handle is opaque. The function that makes one stores it through its last argument; the
+//     function that frees one takes its address and sets it to NULL, so a second free is harmless.
+//   - Sizes and offsets are in bytes, times in nanoseconds of CLOCK_MONOTONIC unless said.
+//   - Pointers are borrowed for the call, except a span's memory: that must stay valid and, for a
+//     write, unchanged until its batch has been waited for.
+//   - Any thread may call; begin, commit, drop, pin, rebase and close are for one thread at a time.
+//   - In a child made by fork every call fails with LCKPT_E_INVALID: the child is inert.
+
+#define LCKPT_OK 0
+#define LCKPT_E_INVALID -1    /* the caller broke a rule of this header */
+#define LCKPT_E_IO -2         /* the media failed; nothing later will be committed */
+#define LCKPT_E_NOT_FOUND -3  /* no such file, version or batch */
+#define LCKPT_E_NO_SPACE -4   /* it does not fit; nothing was overwritten */
+#define LCKPT_E_BUSY -5       /* another process or handle holds the store */
+#define LCKPT_E_FORMAT -6     /* not a store, another format, truncated, or a checksum is wrong */
+#define LCKPT_E_TIMEOUT -7    /* not done within the time given */
+#define LCKPT_E_CHANGED -8    /* bytes differ from their checksums; the batch's report says where */
+#define LCKPT_E_ACCESS -9     /* not permitted, or read-only */
+
+/* What has to happen before a store is durable: the media's granularity. */
+#define LCKPT_BYTE 0       /* caches are in the persistence domain (eADR): a fence is enough */
+#define LCKPT_CACHE_LINE 1 /* CLWB or non-temporal stores, then a fence (ADR) */
+#define LCKPT_PAGE 2       /* msync */
+#define LCKPT_VOLATILE 3   /* survives the process, not the machine */
+
+/* Media to ask for; AUTO takes what the path is. */
+#define LCKPT_MEDIA_AUTO 0
+#define LCKPT_MEDIA_PMEM 1     /* a DAX mapping with MAP_SYNC, or device DAX; an error elsewhere */
+#define LCKPT_MEDIA_FILE 2     /* a plain file with msync */
+#define LCKPT_MEDIA_TMPFS 3    /* memory that survives the process */
+#define LCKPT_MEDIA_HEAP 4     /* this process's memory: for measuring and tests */
+#define LCKPT_MEDIA_EMULATED 5 /* the instructions of persistent memory on whatever the path is */
+
+#define LCKPT_READ_ONLY 1 /* open: no writer's lock, no workers that write, never creates */
+#define LCKPT_CREATE 2    /* open: make a new store where the path does not exist */
+
+/* What a batch does with each span. */
+#define LCKPT_WRITE 0  /* memory to media, filling the checksum table */
+#define LCKPT_READ 1   /* media to memory, verified */
+#define LCKPT_CHECK 2  /* memory against the checksum table, nothing is moved */
+#define LCKPT_VERIFY 3 /* media against the checksum table; memory is not used */
+#define LCKPT_COPY 4   /* media to memory, not verified */
+
+typedef struct lckpt_store lckpt_store;
+
+typedef struct {
+  uint32_t flags;   /* LCKPT_READ_ONLY, LCKPT_CREATE */
+  uint32_t media;   /* LCKPT_MEDIA_ */
+  uint32_t workers; /* threads; 0 takes one per usable core, at most 8 */
+  uint32_t slots;   /* versions a new store can name at once, 4 to 64; 0 takes 16 */
+  uint64_t bytes;   /* size of a new store; 0 starts small and grows */
+} lckpt_options;
+
+typedef struct {
+  uint64_t store_id;
+  uint64_t bytes;            /* of the media now */
+  uint64_t free_bytes;       /* not reached from a valid slot */
+  uint32_t media;            /* LCKPT_MEDIA_, as found */
+  uint32_t granularity;      /* LCKPT_BYTE to LCKPT_VOLATILE */
+  uint32_t emulated;         /* granularity was forced */
+  uint32_t slots;
+  uint32_t workers;
+  uint32_t flush_method;     /* 0 none, 1 clflush, 2 clflushopt, 3 clwb, 4 msync */
+  uint64_t commits;          /* by this handle */
+  uint64_t drops;
+  uint64_t bytes_persisted;
+  uint64_t commit_ns;        /* the last commit: from the record's first byte to the drained slot */
+} lckpt_info;
+
+typedef struct {
+  uint64_t version;
+  uint64_t step;
+  uint32_t generation;
+  uint32_t slot;
+  uint32_t pinned;  /* 1: by this handle; 2: held by a reader */
+  uint32_t damaged; /* 1: its manifest is damaged; it cannot be loaded, and is not kept */
+  uint32_t record_bytes;
+  uint32_t manifest_bytes;
+  uint32_t extent_count;
+  uint64_t area_bytes;
+} lckpt_version;
+
+typedef struct {
+  void* memory;
+  uint32_t extent; /* index in the manifest */
+  uint32_t reserved;
+} lckpt_span;
+
+typedef struct {
+  uint64_t bytes;       /* moved or looked at so far */
+  uint64_t submit_ns;
+  uint64_t start_ns;    /* 0: not started */
+  uint64_t end_ns;      /* 0: not done */
+  uint32_t bad_count;   /* chunks that did not match */
+  uint32_t bad[15];     /* extents of the first of them */
+} lckpt_report;
+
+const char* lckpt_errmsg(void);
+
+/* Opening never formats: with LCKPT_CREATE a missing path becomes a new store, nothing else does. */
+int lckpt_open(const char* path, const lckpt_options* options, lckpt_store** store);
+/* Stops the workers; an attempt that was not committed is dropped. */
+int lckpt_close(lckpt_store** store);
+int lckpt_stat(lckpt_store* store, lckpt_info* info);
+
+/* The versions that can be loaded now, newest first; at most capacity of them. */
+int lckpt_versions(lckpt_store* store, lckpt_version* versions, uint32_t capacity, uint32_t* count);
+/* The bytes of a version's manifest (the opaque part) and host state, where they lie on the media:
+   valid until the version is retired (pin it). Both were checked against their checksums. */
+int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
+               uint64_t* manifest_bytes, const void** host, uint64_t* host_bytes);
+/* Where an extent of a version lies in this process's mapping, and its size. On a store opened with
+   LCKPT_READ_ONLY the mapping is private: writing there changes the writer's copy only. */
+int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** memory,
+                 uint64_t* bytes);
+/* Keeps a version from being retired, across processes for as long as this process lives. */
+int lckpt_pin(lckpt_store* store, uint64_t version, int pinned);
+/* Makes an older version the latest, in a new generation; the newer ones are retired. */
+int lckpt_rebase(lckpt_store* store, uint64_t version);
+
+/* Starts an attempt at a version: `extents` gives each extent's bytes, in layout order; `blob` is
+   the opaque part of the manifest; `keep` versions stay restorable. Grows the store as needed; on
+   LCKPT_E_NO_SPACE nothing was changed. One attempt at a time. */
+int lckpt_begin(lckpt_store* store, uint64_t step, uint32_t keep, const uint64_t* extents,
+                uint32_t extent_count, const void* blob, uint64_t blob_bytes, uint64_t host_bytes);
+/* Queues a batch. `version` names what to read; 0 is the attempt in flight. */
+int lckpt_submit(lckpt_store* store, uint32_t op, uint64_t version, const lckpt_span* spans,
+                 uint32_t count, uint64_t* batch);
+/* Waits until a batch is done (copied, not yet durable); timeout_ns < 0 waits for ever, 0 polls. */
+int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_report* report);
+/* Queues the commit of the attempt; its batch is done when the version is durable. Every span of
+   the manifest must have been written and waited for. */
+int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint64_t* batch);
+/* Gives the attempt up, after waiting for its batches. */
+int lckpt_drop(lckpt_store* store);
+
+/* Time of one plain copy of `bytes` into a warm part of the store, by `workers` threads: what a
+   checkpoint costs at least. */
+int lckpt_calibrate(uint64_t bytes, uint32_t workers, uint64_t* copy_ns);

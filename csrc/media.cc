@@ -1,0 +1,100 @@
+// The primitives, the same for every media: what differs is how a flush is done and a drain ends.
+#include "media.h"
+
+#include <algorithm>
+
+namespace lightckpt {
+
+void RangeSet::add(uint64_t begin, uint64_t end) {
+  if (begin >= end) return;
+  auto next = ranges_.upper_bound(begin);
+  if (next != ranges_.begin() && std::prev(next)->second >= begin) {
+    --next;
+    begin = next->first;
+  }
+  while (next != ranges_.end() && next->first <= end) {
+    end = std::max(end, next->second);
+    next = ranges_.erase(next);
+  }
+  ranges_.emplace(begin, end);
+}
+
+bool RangeSet::contains(uint64_t begin, uint64_t end) const {
+  auto next = ranges_.upper_bound(begin);
+  return next != ranges_.begin() && std::prev(next)->second >= end;
+}
+
+void Media::trace(MediaEvent::Kind kind, uint64_t offset, uint64_t bytes, const std::byte* data) {
+  if (trace_ != nullptr) trace_->on_event({kind, offset, bytes, data});
+}
+
+void Media::store(uint64_t offset, Bytes source) {
+  CHECK(offset <= size_ && source.size() <= size_ - offset);
+  trace(MediaEvent::Kind::kStore, offset, source.size(), source.data());
+  std::memcpy(base_ + offset, source.data(), source.size());
+}
+
+void Media::nt_copy(uint64_t offset, Bytes source) {
+  CHECK(offset <= size_ && source.size() <= size_ - offset);
+  trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
+  copy_nt(base_ + offset, source.data(), source.size());
+  flush_ragged_end(offset, source.size());
+}
+
+uint32_t Media::nt_copy_crc(uint64_t offset, Bytes source) {
+  CHECK(offset <= size_ && source.size() <= size_ - offset);
+  trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
+  const uint32_t crc = copy_nt_crc(base_ + offset, source.data(), source.size());
+  flush_ragged_end(offset, source.size());
+  return crc;
+}
+
+// A copy's partial lines were written by plain stores and lie in the cache.
+void Media::flush_ragged_end(uint64_t offset, uint64_t bytes) {
+  if (granularity_ == Granularity::kPage) return flush(offset, bytes);
+  if (offset % kLineBytes != 0) flush(offset, std::min(bytes, kLineBytes - offset % kLineBytes));
+  const uint64_t end = offset + bytes;
+  if (end % kLineBytes != 0) {
+    const uint64_t tail = std::max(offset, end / kLineBytes * kLineBytes);
+    flush(tail, end - tail);
+  }
+}
+
+void Media::flush(uint64_t offset, uint64_t bytes) {
+  trace(MediaEvent::Kind::kFlush, offset, bytes, nullptr);
+  if (granularity_ == Granularity::kPage) {
+    std::lock_guard lock(pending_mutex_);
+    pending_.add(offset, offset + bytes);
+  } else {
+    write_back(flush_method_, base_ + offset, bytes);
+  }
+}
+
+void Media::fence() {
+  trace(MediaEvent::Kind::kFence, 0, 0, nullptr);
+  // Needed on every media: without it another thread may see a copy's "done" before its bytes.
+  store_fence();
+}
+
+void Media::dma_done(uint64_t offset, uint64_t bytes) {
+  trace(MediaEvent::Kind::kDmaDone, offset, bytes, base_ + offset);
+  flush(offset, bytes);
+}
+
+Status Media::drain() {
+  fence();
+  if (granularity_ != Granularity::kPage) return {};
+  std::lock_guard drain_lock(drain_mutex_);
+  RangeSet pending;
+  {
+    std::lock_guard lock(pending_mutex_);
+    std::swap(pending, pending_);
+  }
+  for (const auto& [begin, end] : pending.ranges()) {
+    trace(MediaEvent::Kind::kSync, begin, end - begin, nullptr);
+    RETURN_IF_ERROR(sync(begin, end - begin));
+  }
+  return {};
+}
+
+}  // namespace lightckpt

@@ -1,0 +1,113 @@
+// Media: bytes that outlive the process, the five primitives that touch them, and drain.
+//
+//   store      plain stores into the CPU's view. After a crash they may be there, in part, or not.
+//   nt_copy    the same by non-temporal stores, for whole lines; optionally with a checksum.
+//   flush      starts a range on its way to the persistence domain. No order is implied.
+//   fence      waits for this thread's non-temporal stores and flushes; other threads' have theirs.
+//   dma_done   says that a device wrote a range, and flushes it: DDIO may have left it in a cache.
+//
+//   drain      fence, and on a plain file msync of all that was flushed: the only step that can
+//              fail. A failed drain is final: what reached the media is unknown.
+//
+// The words are PMDK's (libpmem2(7): persist = flush + drain). All code that changes a media goes
+// through these, so a trace of them is all that is needed to enumerate offline what a crash may
+// leave. Threads: any, except grow and set_trace, which need the media to themselves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+
+#include "copy.h"
+#include "status.h"
+
+namespace lightckpt {
+
+using Bytes = std::span<const std::byte>;
+
+enum class Granularity : uint32_t { kByte = 0, kCacheLine = 1, kPage = 2, kVolatile = 3 };
+enum class MediaKind : uint32_t { kAuto = 0, kPmem, kFile, kTmpfs, kHeap, kEmulated };
+
+struct MediaEvent {
+  enum class Kind { kStore, kNtCopy, kFlush, kFence, kDmaDone, kSync };
+  Kind kind;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  const std::byte* data = nullptr;  // what a store or copy is about to write
+};
+
+// Receives every event on the thread that causes it, before it takes effect.
+class MediaTrace {
+ public:
+  virtual ~MediaTrace() = default;
+  virtual void on_event(const MediaEvent& event) = 0;
+};
+
+// Disjoint ranges, joined where they touch.
+class RangeSet {
+ public:
+  void add(uint64_t begin, uint64_t end);
+  bool contains(uint64_t begin, uint64_t end) const;
+  const std::map<uint64_t, uint64_t>& ranges() const { return ranges_; }  // begin -> end
+  bool empty() const { return ranges_.empty(); }
+
+ private:
+  std::map<uint64_t, uint64_t> ranges_;
+};
+
+class Media {
+ public:
+  virtual ~Media() = default;
+  Media(const Media&) = delete;
+  Media& operator=(const Media&) = delete;
+
+  uint64_t size() const { return size_; }
+  const std::byte* view() const { return base_; }
+  MediaKind kind() const { return kind_; }
+  Granularity granularity() const { return granularity_; }
+  FlushMethod flush_method() const { return flush_method_; }
+  bool emulated() const { return emulated_; }
+
+  void store(uint64_t offset, Bytes source);
+  void nt_copy(uint64_t offset, Bytes source);
+  uint32_t nt_copy_crc(uint64_t offset, Bytes source);
+  void flush(uint64_t offset, uint64_t bytes);
+  void fence();
+  void dma_done(uint64_t offset, uint64_t bytes);
+  Status drain();
+
+  // Makes the media `bytes` long, allocated; kNoSpace leaves it as it was. Pointers stay valid.
+  virtual Status grow(uint64_t bytes) = 0;
+  // Is all of it still there, and has no access met a missing page?
+  virtual Status check() const = 0;
+  // Maps the pages of a range now, so that later accesses take no fault. Done once per range.
+  virtual void populate(uint64_t offset, uint64_t bytes) = 0;
+
+  void set_trace(MediaTrace* trace) { trace_ = trace; }
+
+ protected:
+  Media() = default;
+
+  // Makes a range durable; asked for only when the granularity is kPage.
+  virtual Status sync(uint64_t offset, uint64_t bytes) = 0;
+
+  std::byte* base_ = nullptr;
+  uint64_t size_ = 0;
+  MediaKind kind_ = MediaKind::kHeap;
+  Granularity granularity_ = Granularity::kVolatile;
+  FlushMethod flush_method_ = FlushMethod::kNone;
+  bool emulated_ = false;
+
+ private:
+  void trace(MediaEvent::Kind kind, uint64_t offset, uint64_t bytes, const std::byte* data);
+  void flush_ragged_end(uint64_t offset, uint64_t bytes);
+
+  MediaTrace* trace_ = nullptr;
+  std::mutex pending_mutex_;
+  RangeSet pending_;        // flushed since the last drain, kPage only
+  std::mutex drain_mutex_;  // a drain returns only after the ones that took ranges before it
+};
+
+}  // namespace lightckpt

@@ -1,0 +1,406 @@
+// The commit protocol. See store.h for what must always hold.
+#include "store.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "crc32c.h"
+#include "file_media.h"
+
+namespace lightckpt {
+namespace {
+
+constexpr uint64_t kSmallStore = 64 * 1024;
+
+template <typename Line>
+Bytes bytes_of(const Line& line) {
+  return std::as_bytes(std::span(&line, 1));
+}
+
+Status sync_folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return from_errno("cannot open " + folder);
+  const int result = fsync(fd);
+  Status status = result == 0 ? Status() : from_errno("fsync of " + folder);
+  close(fd);
+  return status;
+}
+
+Status format(Media* media, uint32_t slots) {
+  uint64_t store_id = 0;
+  if (getrandom(&store_id, sizeof(store_id), 0) != sizeof(store_id)) return from_errno("getrandom");
+  struct timespec now = {};
+  clock_gettime(CLOCK_REALTIME, &now);
+  const uint64_t created = uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
+  const Header header = encode_header(store_id | 1, slots, created);
+  media->store(0, bytes_of(header));
+  media->flush(0, sizeof(header));
+  return media->drain();
+}
+
+}  // namespace
+
+Status Store::create(const std::string& path, const StoreOptions& options,
+                     std::unique_ptr<Media>* media) {
+  // Under another name until it is whole, so that a crash here leaves no half-made store. The
+  // writer's lock is held: nobody else uses this name.
+  const std::string unfinished = path + ".tmp";
+  unlink(unfinished.c_str());
+  const uint64_t least = heap_offset(options.slots) + kSmallStore;
+  const uint64_t bytes = std::max(least, round_up(options.bytes, kPageBytes));
+  RETURN_IF_ERROR(FileMedia::create(unfinished, options.media, bytes, media));
+  Status status = format(media->get(), options.slots);
+  if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
+    status = from_errno("cannot rename " + unfinished);
+  }
+  if (status.ok() && (*media)->granularity() != Granularity::kVolatile) {
+    status = sync_folder_of(path);
+  }
+  if (!status.ok()) unlink(unfinished.c_str());
+  return status;
+}
+
+Status Store::open(const std::string& path, const StoreOptions& options,
+                   std::unique_ptr<Store>* store) {
+  if (options.media == MediaKind::kHeap) {
+    const uint64_t bytes = std::max(options.bytes, heap_offset(options.slots) + kSmallStore);
+    return open(std::make_unique<HeapMedia>(bytes, bytes), options, true, store);
+  }
+  std::unique_ptr<Store> opened(new Store());
+  struct stat file = {};
+  const bool exists = stat(path.c_str(), &file) == 0;
+  if (exists && S_ISDIR(file.st_mode)) {
+    return {Code::kInvalid, path + " is a directory; a store is a file"};
+  }
+  if (!exists && errno != ENOENT) return from_errno("cannot look at " + path);
+  if (!exists && (!options.create || options.read_only)) {
+    return {Code::kNotFound, "there is no store at " + path};
+  }
+  RETURN_IF_ERROR(opened->lock_.acquire(path, !options.read_only));
+  if (exists || stat(path.c_str(), &file) == 0) {
+    RETURN_IF_ERROR(
+        FileMedia::open(path, options.media, options.read_only, &opened->media_));
+  } else {
+    RETURN_IF_ERROR(create(path, options, &opened->media_));
+  }
+  opened->read_only_ = options.read_only;
+  if (Status status = opened->scan(); !status.ok()) {
+    return {status.code(), path + ": " + status.message()};
+  }
+  *store = std::move(opened);
+  return {};
+}
+
+Status Store::open(std::unique_ptr<Media> media, const StoreOptions& options, bool format_it,
+                   std::unique_ptr<Store>* store) {
+  std::unique_ptr<Store> opened(new Store());
+  opened->media_ = std::move(media);
+  opened->read_only_ = options.read_only;
+  if (format_it) RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
+  RETURN_IF_ERROR(opened->scan());
+  *store = std::move(opened);
+  return {};
+}
+
+// Reads every slot and the manifests they reach.
+Status Store::scan() {
+  RETURN_IF_ERROR(decode_header(*media_, &header_));
+  versions_.clear();
+  for (uint32_t index = 0; index < header_.slot_count; ++index) {
+    Version version;
+    version.index = index;
+    if (!decode_slot(*media_, header_, index, &version.slot)) continue;
+    auto layout = std::make_shared<Layout>();
+    version.damage = decode_manifest(*media_, version.slot, layout.get(), &version.blob);
+    version.layout = version.damage.ok() ? std::move(layout) : std::make_shared<Layout>();
+    versions_.push_back(std::move(version));
+  }
+  sort_versions();
+  return media_->check();
+}
+
+void Store::sort_versions() {
+  std::ranges::sort(versions_, [](const Version& a, const Version& b) {
+    return std::tie(a.slot.generation, a.slot.version) > std::tie(b.slot.generation, b.slot.version);
+  });
+}
+
+uint64_t Store::free_bytes() const {
+  std::lock_guard lock(mutex_);
+  return allocator_of(versions_).free_bytes();
+}
+
+std::vector<Version> Store::versions() {
+  std::lock_guard lock(mutex_);
+  // A reader follows the writer; a failed look leaves what was known.
+  if (read_only_) (void)scan().ok();
+  return versions_;
+}
+
+Status Store::find(uint64_t number, Version* found) {
+  for (Version& version : versions()) {
+    if (version.slot.version != number) continue;
+    *found = std::move(version);
+    return found->damage;
+  }
+  return {Code::kNotFound, "the store holds no version " + std::to_string(number)};
+}
+
+Allocator Store::allocator_of(const std::vector<Version>& kept) const {
+  Allocator allocator(heap_offset(header_.slot_count), media_->size());
+  for (const Version& version : kept) {
+    if (!version.damage.ok()) continue;
+    allocator.use(version.slot.manifest_offset, version.slot.manifest_bytes);
+    allocator.use(version.slot.record_offset, version.layout->area_bytes);
+  }
+  return allocator;
+}
+
+std::optional<uint32_t> Store::free_slot() const {
+  for (uint32_t index = 0; index < header_.slot_count; ++index) {
+    const bool taken =
+        std::ranges::any_of(versions_, [&](const Version& v) { return v.index == index; });
+    if (!taken) return index;
+  }
+  return std::nullopt;
+}
+
+Status Store::write_slot(uint32_t index, const Slot& slot) {
+  media_->store(slot_offset(index), bytes_of(slot));
+  media_->flush(slot_offset(index), sizeof(slot));
+  return media_->drain();
+}
+
+// Invariant 3: this drain comes before anything is written where these versions lie.
+Status Store::retire(const std::vector<uint32_t>& indexes) {
+  if (indexes.empty()) return {};
+  const Slot none = {};
+  for (uint32_t index : indexes) {
+    media_->store(slot_offset(index), bytes_of(none));
+    media_->flush(slot_offset(index), sizeof(none));
+  }
+  if (failed_ = media_->drain(); !failed_.ok()) return failed_;
+  std::erase_if(versions_, [&](const Version& version) {
+    return std::ranges::find(indexes, version.index) != indexes.end();
+  });
+  return {};
+}
+
+// Which versions stay when a new one begins, and which slots are given up for it. The slots given
+// up are sealed against new readers until begin has retired them.
+std::vector<Version> Store::survivors(uint32_t keep, std::vector<uint32_t>* retired) {
+  std::vector<Version> kept;
+  for (const Version& version : versions_) {
+    const bool wanted = version.damage.ok() && kept.size() < keep;
+    if (wanted || !lock_.try_seal(version.index)) {
+      kept.push_back(version);
+    } else {
+      retired->push_back(version.index);
+    }
+  }
+  return kept;
+}
+
+// Finds room for the attempt and, the first time a layout is seen, for the keep further areas that
+// will take turns with it: a store that is too small says so now, not at the second version.
+Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
+                    bool new_manifest) {
+  Allocator allocator = allocator_of(kept);
+  uint64_t end = media_->size();
+  const auto take = [&](uint64_t bytes, uint64_t align) {
+    if (const auto offset = allocator.take(bytes, align)) return *offset;
+    end = allocator.end_needed(bytes, align);
+    allocator.extend(end);
+    const auto offset = allocator.take(bytes, align);
+    CHECK(offset.has_value());
+    return *offset;
+  };
+  if (new_manifest) attempt->slot.manifest_offset = take(attempt->slot.manifest_bytes, kPageBytes);
+  const uint64_t bytes = attempt->layout->area_bytes;
+  attempt->slot.record_offset = take(bytes, area_align(bytes));
+  const auto same = std::ranges::count_if(
+      kept, [&](const Version& v) { return v.layout->area_bytes == bytes; });
+  for (auto areas = static_cast<uint32_t>(same) + 1; areas < keep + 1; ++areas) {
+    take(bytes, area_align(bytes));
+  }
+  return media_->grow(end);
+}
+
+Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
+                    uint64_t host_bytes, Attempt* attempt) {
+  std::lock_guard lock(mutex_);
+  if (!failed_.ok()) return failed_;
+  if (read_only_) return {Code::kAccess, "the store is open for reading only"};
+  if (keep < 1 || keep > header_.slot_count - 2) {
+    return {Code::kInvalid, "keep is " + std::to_string(keep) + "; a store of " +
+                                std::to_string(header_.slot_count) + " slots can keep 1 to " +
+                                std::to_string(header_.slot_count - 2)};
+  }
+  *attempt = {};
+  attempt->slot.store_id = header_.store_id;
+  attempt->slot.step = step;
+
+  uint64_t chunks = 0;
+  for (uint64_t bytes : extents) chunks += (bytes + kChunkBytes - 1) / kChunkBytes;
+  const uint64_t record_needed = record_table_end(chunks) + host_bytes;
+  if (record_needed > UINT32_MAX / 2 || blob.size() > UINT32_MAX / 2) {
+    return {Code::kNoSpace, "the record has " + std::to_string(record_needed) +
+                                " bytes and the manifest " + std::to_string(blob.size()) +
+                                "; each may have 2 GiB"};
+  }
+  std::vector<std::byte> manifest;
+  const auto known = std::ranges::find_if(versions_, [&](const Version& v) {
+    return v.damage.ok() && v.layout->record_capacity >= record_needed &&
+           v.layout->extent_bytes == extents && std::ranges::equal(v.blob, blob);
+  });
+  if (known != versions_.end()) {
+    attempt->layout = known->layout;
+    attempt->slot.manifest_offset = known->slot.manifest_offset;
+    attempt->slot.manifest_bytes = known->slot.manifest_bytes;
+    attempt->slot.manifest_crc = known->slot.manifest_crc;
+  } else {
+    // Half as much again, so that a growing host state seldom needs a new layout.
+    const uint64_t capacity = round_up(record_needed + record_needed / 2, kPageBytes);
+    attempt->layout = std::make_shared<Layout>(Layout::of(std::move(extents), capacity));
+    manifest = encode_manifest(header_.store_id, *attempt->layout, blob);
+    attempt->slot.manifest_bytes = static_cast<uint32_t>(manifest.size());
+    attempt->slot.manifest_crc = crc32c(0, manifest.data(), manifest.size());
+  }
+
+  std::vector<uint32_t> retired;
+  std::vector<Version> kept = survivors(keep, &retired);
+  // The manifest of a version that is about to go may be the one found above: it stays in use.
+  const bool new_manifest = !manifest.empty();
+  if (!new_manifest && std::ranges::find(retired, known->index) != retired.end()) {
+    kept.push_back(*known);
+    kept.back().layout = std::make_shared<Layout>();
+    kept.back().slot.record_offset = kept.back().slot.manifest_offset;
+  }
+  Status status = place(attempt, kept, keep, new_manifest);
+  if (status.ok()) status = retire(retired);
+  for (uint32_t index : retired) lock_.unseal(index);
+  RETURN_IF_ERROR(status);
+
+  const auto slot = free_slot();
+  if (!slot) {
+    return {Code::kBusy, "all " + std::to_string(header_.slot_count) +
+                             " slots hold versions that are kept or pinned"};
+  }
+  attempt->index = *slot;
+  media_->populate(attempt->slot.record_offset, attempt->layout->area_bytes);
+  if (new_manifest) {
+    // Durable with the data, before the slot that refers to it.
+    media_->nt_copy(attempt->slot.manifest_offset, manifest);
+  }
+  return {};
+}
+
+Status Store::commit(const Attempt& attempt, const std::vector<uint32_t>& table, Bytes host) {
+  std::lock_guard lock(mutex_);
+  if (!failed_.ok()) return failed_;
+  CHECK(table.size() == attempt.layout->chunk_count);
+  const RecordHead head = {0, 0, header_.store_id, attempt.slot.step, host.size()};
+  const std::vector<std::byte> front = encode_record(head, table);
+  const uint64_t record_bytes = front.size() + host.size();
+  if (record_bytes > attempt.layout->record_capacity) {
+    return {Code::kInvalid, "the record has " + std::to_string(record_bytes) +
+                                " bytes; the area was laid out for " +
+                                std::to_string(attempt.layout->record_capacity)};
+  }
+  Slot slot = attempt.slot;
+  slot.record_bytes = static_cast<uint32_t>(record_bytes);
+  slot.record_crc = crc32c(crc32c(0, front.data(), front.size()), host.data(), host.size());
+  media_->nt_copy(slot.record_offset, front);
+  media_->nt_copy(slot.record_offset + front.size(), host);
+  if (failed_ = media_->check(); !failed_.ok()) return failed_;
+  // Invariant 1. Without this drain the slot below could become durable before what it reaches.
+  if (failed_ = media_->drain(); !failed_.ok()) return failed_;
+  // A page that was lost while it was written shows only now.
+  if (failed_ = media_->check(); !failed_.ok()) return failed_;
+
+  uint64_t newest = 0;
+  for (const Version& version : versions_) {
+    newest = std::max(newest, version.slot.version);
+    slot.generation = std::max(slot.generation, version.slot.generation);
+  }
+  slot.version = newest + 1;
+  slot = encode_slot(slot);
+  if (failed_ = write_slot(attempt.index, slot); !failed_.ok()) return failed_;
+
+  Version version;
+  version.slot = slot;
+  version.index = attempt.index;
+  version.layout = attempt.layout;
+  const std::byte* blob = media_->view() + slot.manifest_offset + sizeof(ManifestHead) +
+                          attempt.layout->extent_bytes.size() * sizeof(uint64_t);
+  version.blob = Bytes(blob, media_->view() + slot.manifest_offset + slot.manifest_bytes);
+  versions_.insert(versions_.begin(), std::move(version));
+  return {};
+}
+
+Status Store::rebase(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  if (!failed_.ok()) return failed_;
+  if (read_only_) return {Code::kAccess, "the store is open for reading only"};
+  const auto chosen = std::ranges::find_if(
+      versions_, [&](const Version& v) { return v.slot.version == number && v.damage.ok(); });
+  if (chosen == versions_.end()) {
+    return {Code::kNotFound, "the store holds no version " + std::to_string(number)};
+  }
+  if (chosen == versions_.begin()) return {};
+  const auto index = free_slot();
+  if (!index) return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
+
+  // The newer ones go, unless somebody reads them; a reader of the chosen one keeps its old slot.
+  std::vector<uint32_t> retired;
+  for (auto version = versions_.begin(); version <= chosen; ++version) {
+    lock_.unpin(version->index);
+    if (lock_.try_seal(version->index)) {
+      retired.push_back(version->index);
+    } else if (version != chosen) {
+      for (uint32_t sealed : retired) lock_.unseal(sealed);
+      return {Code::kBusy, "version " + std::to_string(version->slot.version) +
+                               ", which is newer, is being read: close its reader first"};
+    }
+  }
+  Version renewed = *chosen;
+  renewed.index = *index;
+  renewed.slot.generation = versions_.front().slot.generation + 1;
+  renewed.slot = encode_slot(renewed.slot);
+  // This line alone makes it the latest; until the next drain the newer ones still stand behind it.
+  failed_ = write_slot(*index, renewed.slot);
+  if (failed_.ok()) {
+    versions_.push_back(std::move(renewed));
+    failed_ = retire(retired);
+  }
+  for (uint32_t sealed : retired) lock_.unseal(sealed);
+  sort_versions();
+  return failed_;
+}
+
+Status Store::pin(uint64_t number, bool pinned) {
+  Version version;
+  RETURN_IF_ERROR(find(number, &version));
+  if (!pinned) {
+    lock_.unpin(version.index);
+    return {};
+  }
+  RETURN_IF_ERROR(lock_.pin(version.index));
+  // The writer may have retired it between the look and the lock.
+  Slot again = {};
+  if (decode_slot(*media_, header_, version.index, &again) &&
+      again.version == version.slot.version && again.generation == version.slot.generation) {
+    return {};
+  }
+  lock_.unpin(version.index);
+  return {Code::kNotFound, "version " + std::to_string(number) + " was retired just now"};
+}
+
+}  // namespace lightckpt

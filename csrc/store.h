@@ -1,0 +1,104 @@
+// Store: versions on one media. Invariants:
+//
+//   1. A valid slot's version is durable: its area and manifest are drained before the slot is
+//      written. So opening reads slots and manifests, never data.
+//   2. The latest version, by (generation, version), is only replaced by a newer one that is
+//      durable: begin never touches an area that a kept or pinned version reaches.
+//   3. A slot is durably retired before the first byte of what it reaches is overwritten.
+//   4. What is used is what valid slots reach; nothing else says so.
+//   5. A failed drain is final: no commit and no retiring after it.
+//
+// Two ways to publish: commit (a new version) and rebase (an older version again, in a new
+// generation); each is one 64-byte line. The double-slot idea is LMDB's (mdb.c, meta pages); here
+// slots are many, and carry checksums because a line may tear at any of its 8-byte words.
+//
+// Threads: versions, view and locate from any; the rest from one at a time, except that commit may
+// run on another thread than begin.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator.h"
+#include "format.h"
+#include "lock.h"
+#include "media.h"
+
+namespace lightckpt {
+
+struct StoreOptions {
+  bool read_only = false;
+  bool create = false;
+  MediaKind media = MediaKind::kAuto;
+  uint32_t slots = 16;
+  uint64_t bytes = 0;
+};
+
+struct Version {
+  Slot slot = {};
+  uint32_t index = 0;  // of the slot
+  std::shared_ptr<const Layout> layout;
+  Bytes blob;
+  Status damage;  // not ok: listed, but can be neither loaded nor kept
+};
+
+// A version that is being made.
+struct Attempt {
+  Slot slot = {};  // without version, record and checksums
+  uint32_t index = 0;
+  std::shared_ptr<const Layout> layout;
+};
+
+class Store {
+ public:
+  static Status open(const std::string& path, const StoreOptions& options,
+                     std::unique_ptr<Store>* store);
+  // The same on a media at hand, formatted if `format`. Without a path there is no lock.
+  static Status open(std::unique_ptr<Media> media, const StoreOptions& options, bool format,
+                     std::unique_ptr<Store>* store);
+
+  Media& media() { return *media_; }
+  const Header& header() const { return header_; }
+  bool read_only() const { return read_only_; }
+  uint64_t free_bytes() const;
+
+  // Newest first. A reader sees what the writer has committed since.
+  std::vector<Version> versions();
+  Status find(uint64_t version, Version* found);
+  bool pinned_here(uint32_t index) const { return lock_.pinned_here(index); }
+  bool pinned_elsewhere(uint32_t index) const { return lock_.pinned_elsewhere(index); }
+
+  Status begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
+               uint64_t host_bytes, Attempt* attempt);
+  // Makes the attempt a version: record, drain, slot, drain. All chunks must have been copied and
+  // fenced by the threads that copied them.
+  Status commit(const Attempt& attempt, const std::vector<uint32_t>& table, Bytes host);
+  Status rebase(uint64_t version);
+  Status pin(uint64_t version, bool pinned);
+
+ private:
+  Store() = default;
+  static Status create(const std::string& path, const StoreOptions& options,
+                       std::unique_ptr<Media>* media);
+  Status scan();
+  void sort_versions();
+  Status write_slot(uint32_t index, const Slot& slot);
+  Status retire(const std::vector<uint32_t>& indexes);
+  std::optional<uint32_t> free_slot() const;
+  std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
+  Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep, bool new_manifest);
+  Allocator allocator_of(const std::vector<Version>& kept) const;
+
+  std::unique_ptr<Media> media_;
+  StoreLock lock_;
+  Header header_ = {};
+  bool read_only_ = false;
+  mutable std::mutex mutex_;       // guards versions_ and failed_
+  std::vector<Version> versions_;  // newest first
+  Status failed_;                  // the first drain that failed
+};
+
+}  // namespace lightckpt

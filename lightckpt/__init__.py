@@ -1,0 +1,48 @@
+"""Every training step durable, at about the cost of one memory copy.
+
+Names are imported when first used, so that tools which only read a store need no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpointer import Checkpointer as Checkpointer
+    from .checkpointer import Ticket as Ticket
+    from .checkpointer import protect as protect
+    from .load import load as load
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Checkpointer": "checkpointer",
+    "Ticket": "checkpointer",
+    "protect": "checkpointer",
+    "load": "load",
+}
+_ERRORS = (
+    "AccessError",
+    "BusyError",
+    "CheckpointError",
+    "CheckpointWarning",
+    "CorruptError",
+    "FormatError",
+    "MediaError",
+    "NoSpaceError",
+    "NotFoundError",
+    "StructureError",
+    "UnsafeStateError",
+    "WaitTimeoutError",
+)
+__all__ = [*_HOMES, *_ERRORS, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name, "errors" if name in _ERRORS else None)
+    if home is None:
+        raise AttributeError(f"module 'lightckpt' has no attribute {name!r}")
+    return getattr(import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

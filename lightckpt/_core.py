@@ -1,0 +1,303 @@
+"""The core, as Python objects: owns handles, turns codes into exceptions, and nothing else.
+
+No torch, no policy. Every other module reaches the C library through this one. Threads: as the C
+header says: any thread may call; begin, commit, drop, pin, rebase and close are for one at a time.
+"""
+
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from ._ffi import ffi, lib
+from .errors import (
+    AccessError,
+    BusyError,
+    CheckpointError,
+    CorruptError,
+    FormatError,
+    MediaError,
+    NoSpaceError,
+    NotFoundError,
+    WaitTimeoutError,
+)
+
+_ERROR_TYPES: dict[int, type[Exception]] = {
+    lib.LCKPT_E_INVALID: ValueError,
+    lib.LCKPT_E_IO: MediaError,
+    lib.LCKPT_E_NOT_FOUND: NotFoundError,
+    lib.LCKPT_E_NO_SPACE: NoSpaceError,
+    lib.LCKPT_E_BUSY: BusyError,
+    lib.LCKPT_E_FORMAT: FormatError,
+    lib.LCKPT_E_TIMEOUT: WaitTimeoutError,
+    lib.LCKPT_E_CHANGED: CorruptError,
+    lib.LCKPT_E_ACCESS: AccessError,
+}
+
+
+class Media(IntEnum):
+    """What to open a path as; ``AUTO`` takes what it is."""
+
+    AUTO = lib.LCKPT_MEDIA_AUTO
+    PMEM = lib.LCKPT_MEDIA_PMEM
+    FILE = lib.LCKPT_MEDIA_FILE
+    TMPFS = lib.LCKPT_MEDIA_TMPFS
+    HEAP = lib.LCKPT_MEDIA_HEAP
+    EMULATED = lib.LCKPT_MEDIA_EMULATED
+
+
+class Granularity(IntEnum):
+    """What has to happen before a store is durable."""
+
+    BYTE = lib.LCKPT_BYTE
+    CACHE_LINE = lib.LCKPT_CACHE_LINE
+    PAGE = lib.LCKPT_PAGE
+    VOLATILE = lib.LCKPT_VOLATILE
+
+
+class Op(IntEnum):
+    """What a batch does with each of its spans."""
+
+    WRITE = lib.LCKPT_WRITE
+    READ = lib.LCKPT_READ
+    CHECK = lib.LCKPT_CHECK
+    VERIFY = lib.LCKPT_VERIFY
+    COPY = lib.LCKPT_COPY
+
+
+FLUSH_METHODS = ("none", "clflush", "clflushopt", "clwb", "msync")
+
+
+class Info(NamedTuple):
+    """Facts of an open store; sizes in bytes, ``commit_ns`` in nanoseconds."""
+
+    store_id: int
+    bytes: int
+    free_bytes: int
+    media: Media
+    granularity: Granularity
+    emulated: bool
+    slots: int
+    workers: int
+    flush_method: str
+    commits: int
+    drops: int
+    bytes_persisted: int
+    commit_ns: int
+
+
+class Version(NamedTuple):
+    """A version that can be loaded now. ``pinned``: 0 no, 1 by this process, 2 by a reader."""
+
+    version: int
+    step: int
+    generation: int
+    slot: int
+    pinned: int
+    damaged: int
+    record_bytes: int
+    manifest_bytes: int
+    extent_count: int
+    area_bytes: int
+
+
+class Report(NamedTuple):
+    """What a batch did. Times are CLOCK_MONOTONIC nanoseconds; ``end_ns`` is 0 until it is done."""
+
+    bytes: int
+    submit_ns: int
+    start_ns: int
+    end_ns: int
+    bad_count: int
+    bad: tuple[int, ...]
+
+
+def _check(code: int) -> None:
+    if code != lib.LCKPT_OK:
+        message = ffi.string(lib.lckpt_errmsg()).decode(errors="replace")
+        raise _ERROR_TYPES.get(code, CheckpointError)(message)
+
+
+def make_spans(pairs: Sequence[tuple[int, int]]) -> Any:
+    """Build a span array from ``(address, extent)`` pairs; the address is 0 where none is used."""
+    spans = ffi.new("lckpt_span[]", len(pairs))
+    for span, (address, extent) in zip(spans, pairs, strict=True):
+        span.memory = ffi.cast("void *", address)
+        span.extent = extent
+    return spans
+
+
+def set_address(spans: Any, index: int, address: int) -> None:
+    """Point span *index* of an array from :func:`make_spans` at *address*."""
+    spans[index].memory = ffi.cast("void *", address)
+
+
+def calibrate(size_bytes: int, workers: int = 0) -> int:
+    """Return the nanoseconds of one plain copy of *size_bytes* into warm memory by *workers*."""
+    nanoseconds = ffi.new("uint64_t *")
+    _check(lib.lckpt_calibrate(size_bytes, workers, nanoseconds))
+    return int(nanoseconds[0])
+
+
+class Store:
+    """An open store and its workers; closed on exit from its ``with`` block.
+
+    Args:
+        path: the store's file, or a device DAX node.
+        create: make a new store where nothing is; opening never formats otherwise.
+        read_only: take no writer's lock and change nothing.
+        media: what to open it as.
+        workers: copying threads; 0 takes one per usable core, at most 8.
+        slots: versions a new store can name at once, 4 to 64; 0 takes 16.
+        size_bytes: size of a new store; 0 starts small and grows.
+
+    Raises:
+        NotFoundError, NoSpaceError, BusyError, FormatError, AccessError: as named.
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        media: Media = Media.AUTO,
+        workers: int = 0,
+        slots: int = 0,
+        size_bytes: int = 0,
+    ) -> None:
+        options = ffi.new("lckpt_options *")
+        options.flags = (lib.LCKPT_CREATE if create else 0) | (
+            lib.LCKPT_READ_ONLY if read_only else 0
+        )
+        options.media, options.workers = int(media), workers
+        options.slots, options.bytes = slots, size_bytes
+        self._handle = ffi.new("lckpt_store **")
+        _check(lib.lckpt_open(os.fsencode(path), options, self._handle))
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._handle[0] == ffi.NULL)
+
+    def info(self) -> Info:
+        raw = ffi.new("lckpt_info *")
+        _check(lib.lckpt_stat(self._handle[0], raw))
+        return Info(
+            raw.store_id,
+            raw.bytes,
+            raw.free_bytes,
+            Media(raw.media),
+            Granularity(raw.granularity),
+            bool(raw.emulated),
+            raw.slots,
+            raw.workers,
+            FLUSH_METHODS[raw.flush_method],
+            raw.commits,
+            raw.drops,
+            raw.bytes_persisted,
+            raw.commit_ns,
+        )
+
+    def versions(self) -> list[Version]:
+        """Return the versions that can be loaded now, newest first."""
+        raw, count = ffi.new("lckpt_version[64]"), ffi.new("uint32_t *")
+        _check(lib.lckpt_versions(self._handle[0], raw, 64, count))
+        return [Version(*(getattr(v, name) for name in Version._fields)) for v in raw[0 : count[0]]]
+
+    def view(self, version: int) -> tuple[memoryview, memoryview]:
+        """Return the manifest blob and the host state of *version*, both verified, as mapped.
+
+        They borrow the media until the version is retired; pin it, or copy them.
+        """
+        manifest, host = ffi.new("void const **"), ffi.new("void const **")
+        manifest_bytes, host_bytes = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        _check(
+            lib.lckpt_view(self._handle[0], version, manifest, manifest_bytes, host, host_bytes)
+        )
+        return (
+            memoryview(ffi.buffer(manifest[0], manifest_bytes[0])),
+            memoryview(ffi.buffer(host[0], host_bytes[0])),
+        )
+
+    def locate(self, version: int, extent: int) -> Any:
+        """Return extent *extent* of *version* as a cffi buffer over the mapping; pin it first.
+
+        On a read-only store the mapping is private: writing to it changes this process's copy only.
+        """
+        memory, size = ffi.new("void **"), ffi.new("uint64_t *")
+        _check(lib.lckpt_locate(self._handle[0], version, extent, memory, size))
+        return ffi.buffer(memory[0], size[0])
+
+    def pin(self, version: int, *, pinned: bool = True) -> None:
+        """Keep *version* from being retired while this process lives, or stop doing so."""
+        _check(lib.lckpt_pin(self._handle[0], version, pinned))
+
+    def rebase(self, version: int) -> None:
+        """Make *version* the latest, in a new generation; the newer ones are retired."""
+        _check(lib.lckpt_rebase(self._handle[0], version))
+
+    def begin(
+        self, *, step: int, keep: int, extents: Any, blob: bytes, host_bytes: int
+    ) -> None:
+        """Start an attempt. *extents* is a ``uint64_t[]`` of sizes, from :func:`make_sizes`."""
+        _check(
+            lib.lckpt_begin(
+                self._handle[0], step, keep, extents, len(extents), ffi.from_buffer(blob),
+                len(blob), host_bytes,
+            )
+        )  # fmt: skip
+
+    def submit(self, op: Op, spans: Any, *, version: int = 0, count: int | None = None) -> int:
+        """Queue a batch over *spans* and return its number; 0 as *version*: the attempt."""
+        batch = ffi.new("uint64_t *")
+        number = len(spans) if count is None else count
+        _check(lib.lckpt_submit(self._handle[0], int(op), version, spans, number, batch))
+        return int(batch[0])
+
+    def wait(self, batch: int, timeout: float | None = None) -> Report:
+        """Wait until *batch* is done and return what it did.
+
+        Raises:
+            WaitTimeoutError: not done within *timeout* seconds (0 polls).
+            MediaError: the batch, or an earlier one, met a media failure.
+        """
+        raw = ffi.new("lckpt_report *")
+        nanoseconds = -1 if timeout is None else max(0, int(timeout * 1e9))
+        code = lib.lckpt_wait(self._handle[0], batch, nanoseconds, raw)
+        if code != lib.LCKPT_E_CHANGED:
+            _check(code)
+        bad = tuple(raw.bad[0 : min(raw.bad_count, len(raw.bad))])
+        return Report(raw.bytes, raw.submit_ns, raw.start_ns, raw.end_ns, raw.bad_count, bad)
+
+    def progress(self, batch: int) -> Report | None:
+        """Return the report of *batch* if it is done, else None; never waits."""
+        try:
+            return self.wait(batch, 0)
+        except WaitTimeoutError:
+            return None
+
+    def commit(self, host: bytes) -> int:
+        """Queue the commit of the attempt with its host state; the batch is done when durable."""
+        batch = ffi.new("uint64_t *")
+        _check(lib.lckpt_commit(self._handle[0], ffi.from_buffer(host), len(host), batch))
+        return int(batch[0])
+
+    def drop(self) -> None:
+        """Give the attempt up."""
+        _check(lib.lckpt_drop(self._handle[0]))
+
+    def close(self) -> None:
+        """Stop the workers and release the store; an attempt in flight is dropped."""
+        _check(lib.lckpt_close(self._handle))
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def make_sizes(sizes: Sequence[int]) -> Any:
+    """Build the ``uint64_t[]`` of extent sizes that :meth:`Store.begin` takes."""
+    return ffi.new("uint64_t[]", list(sizes))
