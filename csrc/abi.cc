@@ -270,8 +270,8 @@ int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint
       store, [&](Engine& engine) { return engine.commit(bytes_of(host, host_bytes), batch); });
 }
 
-int lckpt_drop(lckpt_store* store) {
-  return with_engine(store, [](Engine& engine) { return engine.drop(); });
+int lckpt_drop(lckpt_store* store, int64_t timeout_ns) {
+  return with_engine(store, [&](Engine& engine) { return engine.drop(timeout_ns); });
 }
 
 int lckpt_calibrate(uint64_t bytes, uint32_t workers, uint64_t* copy_ns) {

@@ -53,6 +53,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   {
     std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;
+    if (dropping_ && !attempt_busy()) close_dropped();
     if (attempt_open_) {
       return {Code::kInvalid, "a version of step " + std::to_string(attempt_.slot.step) +
                                   " is in flight: commit or drop it first"};
@@ -111,7 +112,7 @@ Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint
     }
     std::lock_guard lock(mutex_);
     if (!failed_.ok() && op == Op::kWrite) return failed_;
-    if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
+    if (!attempt_open_ || dropping_) return {Code::kInvalid, "no version is in flight"};
     batch->table = table_.data();
     RETURN_IF_ERROR(cut(*attempt_.layout, attempt_.slot.record_offset, spans, batch.get()));
   } else {
@@ -184,7 +185,7 @@ Status Engine::commit(Bytes host, uint64_t* number) {
   {
     std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;
-    if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
+    if (!attempt_open_ || dropping_) return {Code::kInvalid, "no version is in flight"};
     if (chunks_written_ != table_.size()) {
       return {Code::kInvalid, std::to_string(chunks_written_) + " of " +
                                   std::to_string(table_.size()) + " chunks have been written"};
@@ -195,18 +196,37 @@ Status Engine::commit(Bytes host, uint64_t* number) {
   return enqueue(std::move(batch), number);
 }
 
-Status Engine::drop() {
+Status Engine::drop(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
-  // Workers write into the attempt's area: it is given up only when they have left it.
-  has_done_.wait(lock, [&] {
-    return std::ranges::none_of(queue_, [](const auto& batch) {
-      return batch->op == Op::kWrite || batch->op == Op::kCommit || batch->op == Op::kCheck;
-    });
-  });
-  if (attempt_open_) ++counters_.drops;
-  attempt_open_ = false;
+  dropping_ = true;
+  for (size_t i = queue_.size(); i-- > 0;) {
+    Batch* batch = queue_[i].get();
+    if (batch->op != Op::kWrite) continue;
+    batch->remaining -= batch->chunks.size() - batch->next;
+    batch->next = batch->chunks.size();
+    batch->status = {Code::kInvalid, "the version was given up"};
+    if (batch->remaining == 0) finish(batch);
+  }
+  // Workers write into the attempt's area: it is free only when they have left it.
+  const auto left = [&] { return !attempt_busy(); };
+  if (!has_done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), left)) {
+    return {Code::kTimeout, "the workers have not left the version after " +
+                                std::to_string(timeout_ns / 1'000'000) + " ms"};
+  }
+  close_dropped();
   return {};
+}
+
+bool Engine::attempt_busy() const {
+  return std::ranges::any_of(queue_, [](const auto& batch) {
+    return batch->op == Op::kWrite || batch->op == Op::kCommit || batch->op == Op::kCheck;
+  });
+}
+
+void Engine::close_dropped() {
+  if (attempt_open_) ++counters_.drops;
+  attempt_open_ = dropping_ = false;
 }
 
 void Engine::work() {
@@ -319,7 +339,7 @@ void Engine::run_commit(Batch* batch) {
   batch->status = status;
   batch->remaining = 0;
   batch->report.bytes = batch->host.size();
-  attempt_open_ = false;
+  attempt_open_ = dropping_ = false;
   if (!status.ok()) {
     if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
     ++counters_.drops;

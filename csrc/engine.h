@@ -66,7 +66,9 @@ class Engine {
   // kTimeout, the batch's failure, kChanged where checksums did not match, or done.
   Status wait(uint64_t batch, int64_t timeout_ns, Report* report);
   Status commit(Bytes host, uint64_t* batch);
-  Status drop();
+  // Chunks that no worker has taken are left out. kTimeout: a worker is still in its chunk; the next
+  // begin tries again.
+  Status drop(int64_t timeout_ns);
 
   struct Counters {
     uint64_t commits = 0;
@@ -110,6 +112,8 @@ class Engine {
   void run_commit(Batch* batch);
   void finish(Batch* batch);
   std::unique_ptr<Batch> new_batch();
+  bool attempt_busy() const;
+  void close_dropped();
 
   std::unique_ptr<Store> store_;
 
@@ -125,6 +129,7 @@ class Engine {
   Counters counters_;
 
   bool attempt_open_ = false;
+  bool dropping_ = false;
   Attempt attempt_;
   std::vector<uint32_t> table_;  // of the attempt: workers fill distinct elements
   uint64_t chunks_written_ = 0;

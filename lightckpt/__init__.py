@@ -34,7 +34,7 @@ _ERRORS = (
     "UnsafeStateError",
     "WaitTimeoutError",
 )
-__all__ = [*_HOMES, *_ERRORS, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, *_ERRORS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

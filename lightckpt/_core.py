@@ -283,9 +283,13 @@ class Store:
         _check(lib.lckpt_commit(self._handle[0], ffi.from_buffer(host), len(host), batch))
         return int(batch[0])
 
-    def drop(self) -> None:
-        """Give the attempt up."""
-        _check(lib.lckpt_drop(self._handle[0]))
+    def drop(self, timeout: float = 10.0) -> None:
+        """Give the attempt up.
+
+        Raises:
+            WaitTimeoutError: a worker has not left it yet; the next ``begin`` looks again.
+        """
+        _check(lib.lckpt_drop(self._handle[0], int(timeout * 1e9)))
 
     def close(self) -> None:
         """Stop the workers and release the store; an attempt in flight is dropped."""

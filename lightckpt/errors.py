@@ -22,7 +22,7 @@ class BusyError(CheckpointError):
 
 
 class FormatError(CheckpointError):
-    """The file is no store, is of another format version, is cut short, or its metadata is damaged."""
+    """No store, another format version, cut short, or metadata that are damaged."""
 
 
 class CorruptError(CheckpointError):

@@ -139,8 +139,9 @@ int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_rep
 /* Queues the commit of the attempt; its batch is done when the version is durable. Every span of
    the manifest must have been written and waited for. */
 int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint64_t* batch);
-/* Gives the attempt up, after waiting for its batches. */
-int lckpt_drop(lckpt_store* store);
+/* Gives the attempt up; what no worker has begun to copy is left out. LCKPT_E_TIMEOUT: a worker has
+   not left it yet; it is given up all the same, and the next begin looks again. */
+int lckpt_drop(lckpt_store* store, int64_t timeout_ns);
 
 /* Time of one plain copy of `bytes` into a warm part of the store, by `workers` threads: what a
    checkpoint costs at least. */

@@ -1,0 +1,131 @@
+# One command per habit; `make` alone lists them.
+#
+# Each target does its own set-up. Python lives in .venv, everything compiled in build/; the stamp
+# .venv/installed is newer than all that the installed package was built from, so that a second run
+# starts at once and an edit of csrc/ rebuilds.
+#
+# The package is installed editable, in scikit-build-core's redirect mode: Python files are read
+# where they lie, the compiled module is in site-packages. It is rebuilt here, and not on import
+# (editable.rebuild), since tests that start and kill processes by the hundred must not each run
+# CMake. And it is built without isolation: in isolation pip would fetch the build requirements anew
+# for every rebuild, past constraints.txt.
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+CTEST_FLAGS ?=
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/include/*.h)
+NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
+FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h)
+PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup build demo test quick lint format tsan bench clean python-ready tests-ready
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: tests-ready $(INSTALLED) ## make .venv and install the package into it
+
+build: setup ## build the C++ tests with ASan and UBSan
+	$(call cmake_build,asan,address$(comma)undefined)
+
+demo: $(INSTALLED) ## kill a training run at random and watch it go on
+	$(BIN)/lightckpt demo
+
+test: build ## every test; about twelve minutes on two cores
+	$(call ctest,asan)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+quick: build ## the fast tests; about a minute once built
+	$(call ctest,asan)
+	$(BIN)/python -m pytest -m "not kill and not slow and not conformance" $(PYTEST_FLAGS)
+
+lint: setup ## style, types, layout, and the rules in tests/test_tidy.py
+	$(BIN)/ruff check $(PYTHON_DIRS)
+	$(BIN)/ruff format --check $(PYTHON_DIRS)
+	$(BIN)/mypy --strict lightckpt
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: setup ## lay out Python and C++
+	$(BIN)/ruff format $(PYTHON_DIRS)
+	$(BIN)/clang-format -i $(FORMATTED)
+
+tsan: setup ## the C++ tests under ThreadSanitizer
+	$(call cmake_build,tsan,thread)
+	$(call ctest,tsan)
+
+bench: $(INSTALLED) ## measure the engine; appends a line to bench/results/engine.ndjson
+	$(BIN)/python bench/engine.py
+
+clean: ## remove what was built, but not .venv
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(INSTALLED)
+	find $(PYTHON_DIRS) -name __pycache__ -prune -exec rm -rf {} +
+
+# $(call need,CHECKS): runs shell lines of the form `try PACKAGE COMMAND...` and installs the Debian
+# package of each that fails; where that is not possible, names the command that would.
+define need
+@missing=""; \
+try() { package=$$1; shift; "$$@" >/dev/null 2>&1 || missing="$$missing $$package"; }; \
+includes() { echo "#include <$$1>" | c++ -E -x c++ -; }; \
+$(1); \
+if [ -z "$$missing" ]; then exit 0; fi; \
+if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+  echo "make: this needs, as root: apt-get install$$missing" >&2; exit 1; \
+fi; \
+export DEBIAN_FRONTEND=noninteractive; \
+apt-get update -q </dev/null && \
+apt-get install -qy --no-install-recommends $$missing </dev/null
+endef
+
+# What the package takes: a Python that can make environments and compile, and a C++ compiler.
+define python_checks
+version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])') || exit 1; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "make: $(PYTHON) is $$version, but 3.11 is needed: make PYTHON=... names another" >&2; \
+    exit 1; }; \
+header=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h; \
+try python$$version-venv $(PYTHON) -c 'import ensurepip, venv'; \
+try python$$version-dev test -e "$$header"; \
+try g++ includes version
+endef
+
+python-ready:
+	$(call need,$(python_checks))
+
+tests-ready:
+	$(call need,$(python_checks); try libgtest-dev includes gtest/gtest.h)
+
+$(VENV)/pyvenv.cfg: | python-ready
+	$(PYTHON) -m venv $(VENV)
+
+# Later installs are quiet; the first shows what takes so long, which is torch.
+quiet = $(if $(wildcard $(INSTALLED)),-q)
+
+# The first line has what building the package takes, and constraints.txt which release of it.
+$(INSTALLED): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
+	$(PIP) install $(quiet) -c constraints.txt scikit-build-core cffi cmake ninja
+	$(PIP) install $(quiet) -c constraints.txt --no-build-isolation \
+	  --config-settings=cmake.define.LIGHTCKPT_WERROR=ON -e '.[demo,lint,test]'
+	touch $@
+
+comma := ,
+
+# $(call cmake_build,NAME,SANITIZERS): the C++ tests, in build/NAME.
+define cmake_build
+$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLIGHTCKPT_TESTS=ON -DLIGHTCKPT_WERROR=ON \
+  -DLIGHTCKPT_SANITIZE="$(2)" --log-level=WARNING
+$(BIN)/cmake --build build/$(1) -j $(JOBS)
+endef
+
+# $(call ctest,NAME): runs what was built in build/NAME.
+ctest = $(BIN)/ctest --test-dir build/$(1) -j $(JOBS) --no-tests=error --output-on-failure \
+  $(CTEST_FLAGS)

@@ -1,0 +1,265 @@
+"""Capture: all that a version of a training run must hold, found by walking the live objects.
+
+The walk finds tensors by path, in update order (each parameter, then its optimizer state,
+optimizers in the order given; then the rest), and the places to look at again later: containers
+that may grow, names that hold nothing yet, values that are no tensors. It reads and never writes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import UnsafeStateError
+from .manifest import Path
+from .names import held_tensors, named_modules
+from .tensors import inner_tensors, is_uninitialised
+
+
+@dataclass(frozen=True)
+class Run:
+    """The objects of a training run, each kind by name. ``optimizers`` includes nested ones."""
+
+    models: dict[str, nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    schedulers: dict[str, Any] = field(default_factory=dict)
+    scalers: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    generators: dict[str, torch.Generator] = field(default_factory=dict)
+    rng: bool = True
+    grads: bool = False
+    allow_pickle: bool = False
+    single: tuple[str, ...] = ()
+
+
+def with_nested(optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
+    """Return *optimizers* and those that they hold in attributes, named ``outer.attribute``."""
+    found: dict[str, Optimizer] = {}
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, Optimizer):
+            if any(value is known for known in found.values()):
+                return
+            found[name] = value
+            for attribute, inner in vars(value).items():
+                visit(f"{name}.{attribute}", inner)
+        elif isinstance(value, list | tuple):
+            for index, inner in enumerate(value):
+                if isinstance(inner, Optimizer):
+                    visit(f"{name}.{index}", inner)
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                if isinstance(inner, Optimizer):
+                    visit(f"{name}.{key}", inner)
+
+    for name, optimizer in optimizers.items():
+        visit(name, optimizer)
+    return found
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A tensor of the run and where it is held: ``holder[key]``, or attribute *key* of *holder*."""
+
+    path: Path
+    tensor: Tensor
+    holder: Any = None
+    key: Any = None
+    buffer: bool = False
+    persistent: bool = True
+    subclass: str = ""  # qualified name, for a wrapper whose inner tensors follow
+    dtype: torch.dtype = torch.float32
+    shape: torch.Size = field(default_factory=torch.Size)
+    stride: tuple[int, ...] = ()
+    requires_grad: bool = False
+    address: int = 0
+    extent: int = -1
+
+    def __post_init__(self) -> None:
+        tensor = self.tensor
+        self.dtype, self.requires_grad = tensor.dtype, tensor.requires_grad
+        if not is_uninitialised(tensor):
+            self.shape = tensor.shape
+            if tensor.layout == torch.strided:
+                self.stride = tensor.stride()
+
+    def held(self) -> Any:
+        """Return what is in this leaf's place now."""
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.key)
+        return self.tensor if self.holder is None else getattr(self.holder, self.key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Optimizer state that is no tensor, now ``holder[at]``.
+
+    ``path`` is () for state under a string key; ``key`` is None where a parameter's whole state is
+    one value.
+    """
+
+    optimizer: str
+    path: Path
+    key: Any
+    holder: dict[Any, Any]
+    at: Any
+
+
+@dataclass
+class Walk:
+    """All that one walk over a run finds."""
+
+    leaves: list[Leaf] = field(default_factory=list)
+    loose: list[Leaf] = field(default_factory=list)  # layouts that travel in the host state
+    values: list[Value] = field(default_factory=list)
+    absent: list[tuple[Any, Any]] = field(default_factory=list)  # places that hold None
+    containers: list[tuple[Any, int]] = field(default_factory=list)
+    groups: dict[str, list[list[Path]]] = field(default_factory=dict)
+    members: list[tuple[list[Any], tuple[int, ...]]] = field(default_factory=list)
+    modules: dict[str, list[tuple[str, nn.Module]]] = field(default_factory=dict)
+    owners: dict[str, set[int]] = field(default_factory=dict)  # optimizer -> ids of its tensors
+
+    def add(self, leaf: Leaf) -> None:
+        """File *leaf*, and the inner tensors of a wrapper subclass behind it."""
+        inner = None if is_uninitialised(leaf.tensor) else inner_tensors(leaf.tensor)
+        if inner is not None:
+            leaf.subclass = type(leaf.tensor).__qualname__
+            self.leaves.append(leaf)
+            for name, tensor in inner.items():
+                for owned in self.owners.values():
+                    if id(leaf.tensor) in owned:
+                        owned.add(id(tensor))
+                self.add(Leaf((*leaf.path, f"<{name}>"), tensor, leaf.tensor, name, leaf.buffer))
+        elif leaf.tensor.layout == torch.sparse_coo:
+            self.loose.append(leaf)
+        else:
+            self.leaves.append(leaf)
+
+
+def parameter_paths(run: Run) -> dict[int, Path]:
+    """Return id -> path of every tensor that an optimizer of *run* may own."""
+    paths: dict[int, Path] = {}
+    for name, model in run.models.items():
+        for held in held_tensors(model):
+            paths.setdefault(id(held.tensor), ("model", name, held.name))
+    for name, tensor in run.tensors.items():
+        paths.setdefault(id(tensor), ("tensor", name))
+    for name, optimizer in run.optimizers.items():
+        for g, group in enumerate(optimizer.param_groups):
+            for i, parameter in enumerate(group["params"]):
+                paths.setdefault(id(parameter), ("group", name, str(g), str(i)))
+    return paths
+
+
+def _walk_models(run: Run, walk: Walk) -> Iterator[Leaf]:
+    for name, model in run.models.items():
+        walk.modules[name] = list(named_modules(model))
+        for _, module in walk.modules[name]:
+            for holder in (module._parameters, module._buffers, module._modules):
+                walk.containers.append((holder, len(holder)))
+                walk.absent += [(holder, key) for key, value in holder.items() if value is None]
+        for held in held_tensors(model):
+            path = ("model", name, held.name)
+            yield Leaf(path, held.tensor, held.holder, held.key, held.buffer, held.persistent)
+    for name, tensor in run.tensors.items():
+        yield Leaf(("tensor", name), tensor, run.tensors, name)
+
+
+def _walk_state(run: Run, walk: Walk, paths: dict[int, Path]) -> Iterator[Leaf]:
+    for name, optimizer in run.optimizers.items():
+        walk.containers.append((optimizer.state, len(optimizer.state)))
+        for owner, state in optimizer.state.items():
+            if not isinstance(owner, Tensor):
+                yield from _shared_state(name, optimizer, owner, state, walk)
+                continue
+            path = paths.get(id(owner))
+            if path is None:
+                raise UnsafeStateError(f"optimizer {name} has state of a tensor in no group")
+            if not isinstance(state, dict):
+                walk.values.append(Value(name, path, None, optimizer.state, owner))
+                continue
+            walk.containers.append((state, len(state)))
+            for key, value in state.items():
+                if isinstance(value, Tensor) and type(key) is str:
+                    yield Leaf(("state", name, key, *path), value, state, key)
+                else:
+                    walk.values.append(Value(name, path, key, state, key))
+
+
+def _shared_state(
+    name: str, optimizer: Optimizer, key: Any, value: Any, walk: Walk
+) -> Iterator[Leaf]:
+    if type(key) is not str:
+        raise UnsafeStateError(f"optimizer {name} has state under {key!r}, which is no string")
+    if isinstance(value, Tensor):
+        yield Leaf(("shared", name, key), value, optimizer.state, key)
+    else:
+        walk.values.append(Value(name, (), key, optimizer.state, key))
+
+
+def _in_update_order(run: Run, leaves: list[Leaf], states: list[Leaf]) -> Iterator[Leaf]:
+    """Yield each optimizer's parameters with their state behind them, then what remains."""
+    by_id: dict[int, list[Leaf]] = {}
+    for leaf in leaves:
+        by_id.setdefault(id(leaf.tensor), []).append(leaf)
+    by_owner: dict[tuple[str, Path], list[Leaf]] = {}
+    for leaf in states:
+        by_owner.setdefault((leaf.path[1], leaf.path[3:]), []).append(leaf)
+    done: set[int] = set()
+    for name, optimizer in run.optimizers.items():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if not (held := by_id.get(id(parameter))):
+                    continue
+                if id(parameter) not in done:
+                    done.add(id(parameter))
+                    yield from held
+                yield from by_owner.pop((name, held[0].path), ())
+    for held in by_id.values():
+        if id(held[0].tensor) not in done:
+            yield from held
+    for rest in by_owner.values():
+        yield from rest
+
+
+def walk_run(run: Run) -> Walk:
+    """Walk *run* whole.
+
+    Raises:
+        UnsafeStateError: a tensor or a piece of optimizer state has no safe place in a version.
+    """
+    walk = Walk()
+    paths = parameter_paths(run)
+    held = list(_walk_models(run, walk))
+    known = {id(leaf.tensor) for leaf in held}
+    for name, optimizer in run.optimizers.items():
+        walk.groups[name] = []
+        walk.owners[name] = set()
+        walk.containers.append((optimizer.param_groups, len(optimizer.param_groups)))
+        for group in optimizer.param_groups:
+            members = group["params"]
+            walk.members.append((members, tuple(map(id, members))))
+            walk.groups[name].append([paths[id(p)] for p in members])
+            walk.owners[name].update(map(id, members))
+            for parameter in members:
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    held.append(Leaf(paths[id(parameter)], parameter))
+    states = list(_walk_state(run, walk, paths))
+    for leaf in states:
+        walk.owners[leaf.path[1]].add(id(leaf.tensor))
+    if run.grads:
+        for leaf in list(held):
+            if isinstance(leaf.tensor, nn.Parameter) and not is_uninitialised(leaf.tensor):
+                if leaf.tensor.grad is None:
+                    walk.absent.append((leaf.tensor, "grad"))
+                else:
+                    path = ("grad", *leaf.path)
+                    held.append(Leaf(path, leaf.tensor.grad, leaf.tensor, "grad"))
+    for leaf in _in_update_order(run, held, states):
+        walk.add(leaf)
+    return walk

@@ -1,0 +1,438 @@
+"""Checkpointer: what a training script sees. The state machine behind it is ``driver``."""
+
+import atexit
+import os
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ._core import Info, Version
+from .archive import Archiver
+from .driver import Driver, Stats
+from .errors import CheckpointError, CheckpointWarning, CorruptError, FormatError, NotFoundError
+from .flight import Flight, Record
+from .hooks import optimizer_of, watch_forward, watch_optimizer
+from .loop import Loop
+from .restore import apply, prepare
+from .settings import Settings, make_run, open_store
+
+_END = object()
+
+
+class Ticket:
+    """A handle on the version that the end of an iteration made.
+
+    Attributes:
+        step: iterations done at that boundary.
+        skipped: why no version was made; empty if one was.
+    """
+
+    def __init__(self, driver: Driver, step: int, flight: Flight | None, skipped: str) -> None:
+        self._driver, self._flight = driver, flight
+        self.step, self.skipped = step, skipped
+
+    def copied(self) -> bool:
+        """Have its tensors been copied, so that they may change? Never waits."""
+        flight = self._flight
+        return flight is None or bool(flight.dropped) or flight.durable or flight.copied()
+
+    @property
+    def durable(self) -> bool:
+        """Is it known to be committed? Never waits."""
+        return self._flight is not None and self._flight.durable
+
+    def wait(self) -> int:
+        """Wait until this version is durable; return the newest durable step.
+
+        Raises:
+            CheckpointError: it was given up, or the media failed; the message says why.
+        """
+        newest = self._driver.land()
+        if self._flight is not None and not self._flight.durable:
+            raise CheckpointError(f"step {self.step} has no version: {self._flight.dropped}")
+        return newest
+
+
+class Checkpointer:
+    """Makes the state of a training run durable at the end of every iteration.
+
+    Args:
+        path: the store, a file; made if it is missing. On tmpfs (``/dev/shm``) it survives the
+            process, on fsdax or a plain file the machine too (see ``lightckpt doctor``).
+        model, optimizer, scheduler, scaler: one object, or a dict of them by name.
+        extra: objects with ``state_dict`` and ``load_state_dict`` by name, a loader for example.
+        tensors, generators: loose tensors and ``torch.Generator`` objects by name.
+        rng: also capture torch's, Python's and numpy's global generators (CUDA's if in use).
+        grads: also capture ``.grad``, and make versions in the middle of an accumulation.
+        every: iterations per version, or "auto": the fewest that keep the measured overhead within
+            *overhead* (a fraction).
+        keep: versions that can be restored at every instant; at least 2 to fall back on one.
+        mode: "overlap" (copy behind the next forward and backward), "stop" (copy while training
+            waits), or "auto": measured on the run, the quicker one.
+        busy: at a boundary with a version still being copied, "wait" for it or "drop" it.
+        media: "auto", "pmem", "file", "tmpfs", "emulated" or "heap".
+        size: bytes of a new store; None checks an estimate, and grows when the size is known.
+        timeout: seconds that a guard, a copy or a commit may take.
+        on_error: what a failing checkpoint does to training, "warn" or "raise"; ``wait`` and
+            ``close`` always raise.
+        allow_pickle: pickle state that has no safe encoding; restoring it then runs code.
+        archive, archive_every: a folder, and after how many versions one is copied there.
+        workers: copying threads; 0 takes one per usable core, at most 8.
+
+    Threads: any may call. Forked children: inert, every call raises ``ValueError``.
+
+    Raises:
+        NoSpaceError, BusyError, FormatError, AccessError: about the store; nothing was changed.
+        TypeError, ValueError: about an argument.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        model: nn.Module | Mapping[str, nn.Module] | None = None,
+        optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        rng: bool = True,
+        grads: bool = False,
+        every: int | Literal["auto"] = 1,
+        keep: int = 1,
+        mode: str = "auto",
+        busy: str = "wait",
+        media: str = "auto",
+        size: int | None = None,
+        timeout: float = 60,
+        on_error: str = "warn",
+        allow_pickle: bool = False,
+        overhead: float = 0.05,
+        archive: str | Path | None = None,
+        archive_every: int = 0,
+        workers: int = 0,
+    ) -> None:
+        settings = Settings(
+            every=every, keep=keep, mode=mode, busy=busy, media=media, size=size,
+            timeout=timeout, on_error=on_error, overhead=overhead, workers=workers,
+        )  # fmt: skip
+        run = make_run(
+            model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, extra=extra,
+            tensors=tensors, generators=generators, rng=rng, grads=grads, allow_pickle=allow_pickle,
+        )  # fmt: skip
+        self.path = Path(path)
+        self._driver = Driver(open_store(self.path, settings, run), run, settings)
+        self._archiver = (
+            Archiver(self._driver.store, Path(archive), archive_every) if archive else None
+        )
+        versions = [v for v in self._driver.store.versions() if not v.damaged]
+        self._driver.durable_step = versions[0].step if versions else 0
+        self._step = 0
+        self._resume: tuple[dict[str, Any], Any] | None = None  # until iterate takes it up
+        self._loop: Loop | None = None
+        self._explicit = False  # iterate or mark has been used
+        self._owner = os.getpid()
+        self._handles = [h for name in run.optimizers for h in self._watch(name)]
+        self._at_exit = _weakly(self, Checkpointer._end_quietly)
+        atexit.register(self._at_exit)
+
+    def _watch(self, name: str) -> list[Any]:
+        driver = weakref.ref(self._driver)
+
+        def call(method: Any) -> Any:
+            def hook() -> None:
+                if (alive := driver()) is not None:
+                    method(alive, name)
+
+            return hook
+
+        optimizer = self._driver.run.optimizers[name]
+        return watch_optimizer(optimizer, call(Driver.before_update), call(Driver.after_update))
+
+    # -- boundaries ----------------------------------------------------------------------------
+
+    def iterate(
+        self, iterable: Iterable[Any], start: int = 0, epochs: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (step, batch) from *iterable*; asking for the next one ends an iteration.
+
+        After ``restore`` it goes on where the version stood, in the middle of an epoch if need be:
+        generators are set to the epoch's beginning, the batches already taken are drawn again, and
+        the generators get their values of the boundary. A ``break`` or an exception ends no
+        iteration.
+
+        Args:
+            start: iterations already done: what ``restore`` returned.
+            epochs: how often to go through *iterable*; None: once, or the rest of once.
+
+        Raises:
+            ValueError: *start* is not the step that was restored.
+        """
+        if start != self._step:
+            raise ValueError(f"start={start}, but this run stands at step {self._step}")
+        run = self._driver.run
+        own = any(iterable is item for item in run.extras.values())
+        loop = Loop(
+            iterable, epochs=epochs, generators=run.generators, rng=run.rng, own_position=own
+        )
+        resume, self._resume = self._resume, None
+        self._explicit, self._loop = True, loop
+        return self._iterate(loop.batches(resume))
+
+    def _iterate(self, batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+        while (batch := next(batches, _END)) is not _END:
+            yield self._step, batch
+            self._mark()
+
+    def mark(self) -> Ticket:
+        """End an iteration by hand. Tensors may be changed at once: guards hold updates back."""
+        self._explicit = True
+        return self._mark()
+
+    def _mark(self) -> Ticket:
+        self._check_open()
+        self._step += 1
+        state = self._loop.state if self._loop is not None else None
+        flight, skipped = self._driver.boundary(self._step, state)
+        if self._archiver is not None and flight is not None:
+            self._archiver.look()
+        return Ticket(self._driver, self._step, flight, skipped)
+
+    def decorate(self, step: Any) -> Any:
+        """Checkpoint after ``step``, an optimizer's step method, and return that same method.
+
+        Without ``iterate`` or ``mark``, an iteration ends at the next forward call of a registered
+        model in training mode; loaders and random generators are captured as the step returns.
+        That is exact only if nothing draws random numbers between the update and the fetch of the
+        next batch.
+
+        Raises:
+            TypeError: *step* is no optimizer's step method.
+            ValueError: the optimizer, or every model, is unknown to this checkpointer.
+        """
+        optimizer = optimizer_of(step)
+        run = self._driver.run
+        if all(optimizer is not known for known in run.optimizers.values()):
+            raise ValueError("this optimizer was not given to the Checkpointer: optimizer=")
+        if not run.models:
+            raise ValueError("decorating needs model=: its next forward call ends an iteration")
+        if not self._driver.capture_early:
+            self._driver.capture_early = True
+            forward = _weakly(self, Checkpointer._entered)
+            self._handles += [watch_forward(model, forward) for model in run.models.values()]
+        return step
+
+    def _entered(self, model: nn.Module) -> None:
+        driver = self._driver
+        if driver.store.closed or driver.in_step:
+            return
+        if self._explicit or not driver.updated or not model.training:
+            driver.poll()
+            return
+        own = [name for name in driver.run.optimizers if "." not in name]
+        if len(own) > 1:
+            raise ValueError(
+                f"{len(own)} optimizers are registered ({', '.join(own)}), so the end of an "
+                "iteration cannot be told from their steps: use iterate() or mark()"
+            )
+        self._mark()
+
+    # -- restoring -----------------------------------------------------------------------------
+
+    def restore(self, step: int | None = None) -> int:
+        """Bring every registered object to a version's state, and return the iterations it had.
+
+        Everything is checked before anything is changed. Where data turn out to be damaged the
+        next older version is taken, and a warning says so. Versions newer than the one restored
+        are retired once it is in place.
+
+        Args:
+            step: which; None takes the newest. A new store returns 0 and changes nothing.
+
+        Raises:
+            NotFoundError: there is no version of *step*; the message lists those there are.
+            StructureError: the store holds the state of another run; the message names what
+                differs.
+            CorruptError, FormatError: no version is whole; the message names what is damaged.
+        """
+        self._check_open()
+        driver = self._driver
+        with driver.lock:
+            driver.abandon()
+            candidates = [v for v in driver.store.versions() if step is None or v.step == step]
+            if not candidates:
+                if step is None:
+                    return 0
+                raise NotFoundError(f"there is no version of step {step}, only of {self.steps()}")
+            return self._restore_first(candidates)
+
+    def _restore_first(self, candidates: list[Version]) -> int:
+        driver = self._driver
+        damage: list[str] = []
+        for version in candidates:
+            try:
+                restoration = prepare(driver.store, version.version, driver.run)
+                apply(driver.store, version.version, driver.run, restoration)
+            except (CorruptError, FormatError) as error:
+                damage.append(f"step {version.step}: {error}")
+                continue
+            if damage:
+                warnings.warn(
+                    f"restored step {version.step} instead of a newer one: {'; '.join(damage)}",
+                    CheckpointWarning,
+                    stacklevel=3,
+                )
+            # Only now: had this failed, the newer versions would still be there.
+            driver.store.rebase(version.version)
+            driver.abandon()
+            driver.durable_step = self._step = version.step
+            loop = restoration.host["loop"]
+            self._resume = None if loop is None else (loop, restoration.host["rng"])
+            return version.step
+        kind = CorruptError if "differ" in damage[-1] else FormatError
+        raise kind(f"no version of {self.path} is whole: {'; '.join(damage)}")
+
+    # -- looking -------------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> int:
+        """The newest step known to be durable; 0 if there is none."""
+        return self._driver.durable_step
+
+    @property
+    def stats(self) -> Stats:
+        return self._driver.stats
+
+    @property
+    def timeline(self) -> Iterable[Record]:
+        """The latest versions' times, oldest first; see :class:`Record`."""
+        return self._driver.timeline
+
+    def info(self) -> Info:
+        """Return facts about the store: media, granularity, sizes, counters."""
+        return self._driver.store.info()
+
+    def why(self) -> dict[str, Any]:
+        """Say in words what was chosen, and which tensors are copied at the boundary and why."""
+        driver = self._driver
+        mode, interval = driver.settings.mode, str(driver.settings.every)
+        if driver.trial is not None:
+            mode = f"{driver.trial.mode()}: {driver.trial.why}"
+        if driver.tuner is not None:
+            interval = f"{driver.tuner.choice.interval}: {driver.tuner.choice.why}"
+        return {"mode": mode, "every": interval, "volatile": driver.trust.report()}
+
+    def steps(self) -> list[int]:
+        """Return the steps that can be restored now, newest first."""
+        self._check_open()
+        return [v.step for v in self._driver.store.versions() if not v.damaged]
+
+    def pin(self, step: int, *, pinned: bool = True) -> None:
+        """Keep the version of *step* until it is unpinned or this process ends.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        self._check_open()
+        with self._driver.lock:
+            for version in self._driver.store.versions():
+                if version.step == step and not version.damaged:
+                    self._driver.store.pin(version.version, pinned=pinned)
+                    return
+            raise NotFoundError(f"there is no version of step {step}, only of {self.steps()}")
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the newest version is durable, and return the newest durable step.
+
+        Raises:
+            CheckpointError: a version since the last ``wait`` failed; the message says why.
+        """
+        self._check_open()
+        return self._driver.land(timeout)
+
+    def close(self) -> None:
+        """Wait until the last version is durable, and release the store. Twice is harmless.
+
+        Raises:
+            CheckpointError: as ``wait``; the store is released all the same.
+        """
+        self._close(land=True)
+
+    def _close(self, *, land: bool) -> None:
+        driver = self._driver
+        if driver.store.closed:
+            return
+        try:
+            if land:
+                decorated_only = driver.capture_early and not self._explicit
+                if decorated_only and driver.updated and not driver.in_step:
+                    self._mark()  # no forward will come to end the last iteration
+                driver.land()
+            if self._archiver is not None:
+                self._archiver.close()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            atexit.unregister(self._at_exit)
+            driver.flight = None
+            driver.store.close()
+
+    def _end_quietly(self) -> None:
+        """At interpreter exit: what has been copied becomes durable; errors only warn."""
+        if os.getpid() != self._owner:
+            return
+        try:
+            self.close()
+        except CheckpointError as error:
+            warnings.warn(f"at exit: {error}", CheckpointWarning, stacklevel=1)
+
+    def _check_open(self) -> None:
+        if self._driver.store.closed:
+            raise ValueError(f"the checkpointer of {self.path} is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An exception left an iteration unfinished: it ends none, but the version before it counts.
+        try:
+            self._close(land=True)
+        except CheckpointError:
+            if error is None:
+                raise
+
+
+def _weakly(owner: Checkpointer, method: Any) -> Any:
+    """Return a function that calls *method* on *owner* for as long as that lives."""
+    this = weakref.ref(owner)
+
+    def call(*args: Any) -> None:
+        if (alive := this()) is not None:
+            method(alive, *args)
+
+    return call
+
+
+def protect(
+    optimizer: Optimizer, path: str | Path, *, model: nn.Module, **options: Any
+) -> Checkpointer:
+    """Checkpoint *model* and *optimizer* after every step, in one line; see ``decorate``.
+
+    Args:
+        options: more arguments of :class:`Checkpointer`.
+    """
+    checkpointer = Checkpointer(path, model=model, optimizer=optimizer, **options)
+    checkpointer.decorate(optimizer.step)
+    return checkpointer

@@ -1,0 +1,300 @@
+"""Driver: the state machine between a training run's hooks and the versions of its store.
+
+    boundary k:  land version k-1  ->  is one due?  ->  refresh the structure, collect host state,
+                 start version k
+    guard:       let an optimizer's update wait for, and compare, what it is about to change
+
+Errors of the store never end training by themselves (``on_error="warn"``): the version is given up,
+a warning says why, and the error is kept for ``wait`` and ``close``.
+
+Threads: every method takes the lock, so hooks may come from any thread.
+"""
+
+import threading
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from . import __version__
+from ._core import Store
+from .capture import Run
+from .collect import capture_early, collect_host
+from .errors import CheckpointError, CheckpointWarning
+from .flight import Flight, Plan, Record
+from .interval import IntervalTuner, ModeTrial
+from .settings import Settings
+from .structure import Structure
+from .trust import Standing, Trust
+
+TIMELINE_MAX = 4096
+
+
+@dataclass
+class Stats:
+    """Counts since the checkpointer was made; seconds are of training waiting.
+
+    ``busy_seconds`` is the part of ``boundary_seconds`` spent on the version before.
+    """
+
+    iterations: int = 0
+    versions: int = 0
+    skipped: int = 0
+    dropped: int = 0
+    boundary_seconds: float = 0.0
+    guard_seconds: float = 0.0
+    busy_seconds: float = 0.0
+
+
+class Driver:
+    """Drives the versions of one run into one store."""
+
+    def __init__(self, store: Store, run: Run, settings: Settings) -> None:
+        self.store, self.run, self.settings = store, run, settings
+        self.lock = threading.RLock()
+        self.stats = Stats()
+        self.timeline: deque[Record] = deque(maxlen=TIMELINE_MAX)
+        self.trust = Trust()
+        self.tuner = IntervalTuner(settings.overhead) if settings.every == "auto" else None
+        self.trial = ModeTrial() if settings.mode == "auto" else None
+        self.flight: Flight | None = None
+        self.error: CheckpointError | None = None
+        self.durable_step = 0
+        self.in_step = 0  # optimizer steps that are running
+        self.updated = False  # since the last boundary
+        self.early: bytes | None = None
+        self.capture_early = False  # decoration only: loaders and generators as the step ends
+        self._structure: Structure | None = None
+        self._plan: Plan | None = None
+        self._fired: list[str] = []  # optimizers in the order in which they last fired
+        self._firing: list[str] = []  # those that fired since the last boundary
+        self._scalers: Any = None
+        self._counters: dict[str, list[int]] = {}
+        self._began = 0.0  # when the iteration began: the end of the last boundary
+        self._carried = ""  # mode of the version that this iteration carries
+        self._learning = False
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def before_update(self, name: str) -> None:
+        """Guard: return when *name* may change its tensors."""
+        with self.lock:
+            self.in_step += 1
+            flight = self.flight
+            if flight is None:
+                return
+            begin = time.perf_counter()
+            try:
+                if flight.learn(name):
+                    self._plan = None
+                flight.guard(name)
+                if flight.dropped:
+                    self._plan = None
+            except CheckpointError as error:
+                self._failed(error)
+            self.stats.guard_seconds += time.perf_counter() - begin
+
+    def after_update(self, name: str) -> None:
+        """Note that *name* has updated its tensors."""
+        with self.lock:
+            self.in_step -= 1
+            self.updated = True
+            if name not in self._firing:
+                self._firing.append(name)
+            if self.capture_early and self.in_step == 0:
+                self.early = capture_early(self.run)
+
+    def poll(self) -> None:
+        """Commit what has been copied, if it is a moment when nothing changes tensors."""
+        with self.lock:
+            if self.flight is not None and self.in_step == 0:
+                try:
+                    self.flight.poll()
+                except CheckpointError as error:
+                    self._failed(error)
+
+    # -- boundaries ----------------------------------------------------------------------------
+
+    def boundary(self, step: int, loop: Any) -> tuple[Flight | None, str]:
+        """End iteration *step*: start its version, or say why none was made."""
+        with self.lock:
+            begin = time.perf_counter()
+            self._measure(begin)
+            self.stats.iterations += 1
+            flight, skipped = None, self._reason_to_skip(step)
+            try:
+                if not skipped:
+                    skipped = self._make_room()
+                self.stats.busy_seconds += time.perf_counter() - begin
+                if not skipped:
+                    flight = self._start(step, loop)
+            except CheckpointError as error:
+                skipped = str(error)
+                self._failed(error)
+            self.early = None
+            self._forget_updates()
+            self.stats.skipped += bool(skipped)
+            self._carried = flight.record.mode if flight else ""
+            self._began = time.perf_counter()
+            self.stats.boundary_seconds += self._began - begin
+            return flight, skipped
+
+    def _reason_to_skip(self, step: int) -> str:
+        if not self.updated and not self._changed_unseen():
+            return "nothing was updated since the last boundary"
+        if self.tuner is not None:
+            if not self._learning and not self.tuner.is_due():
+                return f"not due: {self.tuner.choice.why}"
+        elif step % int(self.settings.every):
+            return f"not due: every {self.settings.every} iterations"
+        return ""
+
+    def _changed_unseen(self) -> bool:
+        """Is there a version to make although no step hook fired?
+
+        So it is for runs without an optimizer, for captured gradients, for a scaler that skipped
+        the update and changed its scale, and for optimizers whose hooks never fire.
+        """
+        run = self.run
+        if not run.optimizers or run.grads:
+            return True
+        if run.scalers and self._scalers != _scaler_states(run):
+            return True
+        return any(self._counters.get(name) != _counters(run, name) for name in self._silent())
+
+    def _silent(self) -> list[str]:
+        return [name for name in self.run.optimizers if name not in self._fired]
+
+    def _forget_updates(self) -> None:
+        if self._firing:
+            order = [*self._firing, *(n for n in self._fired if n not in self._firing)]
+            if order != self._fired:
+                self._fired, self._plan = order, None
+        self._firing, self.updated = [], False
+        self._scalers = _scaler_states(self.run) if self.run.scalers else None
+        self._counters = {name: _counters(self.run, name) for name in self._silent()}
+
+    def _make_room(self) -> str:
+        """Land the version before, or with ``busy="drop"`` give it up if it is not copied yet."""
+        flight = self.flight
+        if flight is None:
+            return ""
+        if self.settings.busy == "drop" and not flight.copied():
+            flight.drop("the next boundary came before it was copied")
+            self._count(flight)
+            return ""
+        begin = time.monotonic_ns()
+        self._land(flight)
+        flight.record.settle_ns = (begin, time.monotonic_ns())
+        return ""
+
+    def _land(self, flight: Flight) -> None:
+        try:
+            flight.land()
+        finally:
+            if flight.durable or flight.dropped:
+                self._count(flight)
+
+    def _count(self, flight: Flight) -> None:
+        """Book a flight that has ended."""
+        if self.flight is not flight:
+            return
+        self.flight = None
+        if flight.durable:
+            self.stats.versions += 1
+            self.durable_step = flight.step
+        else:
+            self.stats.dropped += 1
+            self._plan = None
+            warnings.warn(
+                f"step {flight.step} has no version: {flight.dropped}", CheckpointWarning, 2
+            )
+
+    def _start(self, step: int, loop: Any) -> Flight:
+        begin = time.monotonic_ns()
+        structure = self._structure
+        if structure is None or not structure.refresh():
+            structure = self._structure = Structure(self.run, f"lightckpt {__version__}")
+            self._plan = None
+        structure.pack()
+        host = collect_host(self.run, structure.walk, step=step, loop=loop, early=self.early)
+        mode = self.trial.mode() if self.trial and not self._learning else self.settings.mode
+        mode = "stop" if mode == "stop" else "overlap"
+        if self._plan is None or structure.moved or self._plan.mode != mode:
+            # Only an optimizer whose guard was seen to fire can hold an update back.
+            guarded = [name for name in self._fired if not _swaps_weights(self.run, name)]
+            self._plan = Plan(structure, self.trust, guarded, mode)
+        self._learning = any(ly.standing is Standing.PROBATION for ly in self._plan.layers)
+        record = Record(step, mode)
+        flight = Flight(self.store, self._plan, self.trust, record, self.settings.timeout)
+        flight.start(host, self.settings.keep)
+        self.flight = flight
+        record.boundary_ns = (begin, time.monotonic_ns())
+        self.timeline.append(record)
+        return flight
+
+    def _measure(self, now: float) -> None:
+        """Feed the policies with the seconds of the iteration that ends."""
+        if not self._began or self._learning:
+            return
+        seconds = now - self._began
+        if self.tuner is not None:
+            self.tuner.record(seconds, with_version=bool(self._carried))
+        if self.trial is not None and self._carried:
+            self.trial.record(self._carried, seconds)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def land(self, timeout: float | None = None) -> int:
+        """Wait until the version in flight is durable; return the newest durable step.
+
+        Raises:
+            CheckpointError: an error was kept, or this version could not be made durable.
+        """
+        with self.lock:
+            if self.flight is not None:
+                try:
+                    self._land(self.flight)
+                except CheckpointError as error:
+                    self.error = self.error or error
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+            return self.durable_step
+
+    def abandon(self) -> None:
+        """Give up what is in flight and forget the live tensors: they are about to be restored."""
+        with self.lock:
+            if self.flight is not None:
+                self.flight.drop("the run was restored")
+                if not self.flight.dropped:
+                    self.flight.land()
+            self.flight = self._structure = self._plan = None
+            self._forget_updates()
+            self._carried, self._began = "", 0.0
+
+    def _failed(self, error: CheckpointError) -> None:
+        self.error = self.error or error
+        if self.flight is not None and self.flight.dropped:
+            self.flight = None
+        self._plan = None
+        if self.settings.on_error == "raise":
+            raise error
+        warnings.warn(f"a checkpoint failed: {error}", CheckpointWarning, 3)
+
+
+def _scaler_states(run: Run) -> dict[str, Any]:
+    return {name: dict(scaler.state_dict()) for name, scaler in run.scalers.items()}
+
+
+def _counters(run: Run, name: str) -> list[int]:
+    return [p._version for group in run.optimizers[name].param_groups for p in group["params"]]
+
+
+def _swaps_weights(run: Run, name: str) -> bool:
+    """Does this optimizer exchange weights between steps, as schedule-free ones do?"""
+    optimizer = run.optimizers[name]
+    return callable(getattr(optimizer, "train", None)) and callable(
+        getattr(optimizer, "eval", None)
+    )

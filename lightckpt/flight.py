@@ -1,0 +1,282 @@
+"""Flight: one version on its way, from the boundary to the drained slot.
+
+    start   begin; copy the volatile extents while the caller waits; queue the lazy layers
+    guard   before an optimizer's update: wait for its layers, compare them, then let it go on
+    settle  whatever no guard has compared; then queue the commit
+    land    wait until the version is durable
+
+A layer is the extents that the same optimizers own: what one guard waits for. The comparison runs
+on the thread that calls the guard, when the copy has ended and before anything may change the
+tensors: version counters always, checksums as ``Trust`` asks. If anything has changed the version
+is given up whole (copying again would mix two instants) and the tensor is volatile from then on.
+
+Threads: guards may fire from any thread; the caller holds the checkpointer's lock around each call.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _core
+from ._core import Op, Store
+from .errors import CheckpointError
+from .manifest import Path, name_of
+from .structure import Extent, Structure
+from .trust import Standing, Trust
+
+Nanoseconds = tuple[int, int]
+
+
+@dataclass
+class Record:
+    """What happened to one version, for timelines and statistics; CLOCK_MONOTONIC nanoseconds.
+
+    ``boundary_ns`` is when training waited at the boundary, ``guard_ns`` each wait at a guard,
+    ``copies`` are (start, end, bytes) of batches, ``commit_ns`` from record to drained slot.
+    """
+
+    step: int
+    mode: str
+    boundary_ns: Nanoseconds = (0, 0)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    guard_ns: list[Nanoseconds] = field(default_factory=list)
+    commit_ns: Nanoseconds = (0, 0)
+    settle_ns: Nanoseconds = (0, 0)  # waiting for it at the next boundary
+    bytes: int = 0
+    dropped: str = ""
+
+
+@dataclass
+class Layer:
+    """Extents that one set of optimizers owns."""
+
+    owners: frozenset[str]
+    indexes: list[int]
+    spans: Any
+    standing: Standing
+    counters: list[int] = field(default_factory=list)
+    batch: int = 0
+    compared: bool = False
+
+
+class Plan:
+    """How a structure's extents are copied: which at the boundary, which lazily, layer by layer.
+
+    Valid until the structure, the trust in an extent, or an extent's address changes.
+    """
+
+    def __init__(
+        self, structure: Structure, trust: Trust, fired: Iterable[str], mode: str
+    ) -> None:
+        self.structure, self.mode = structure, mode
+        order = list(fired)  # in the order in which the guards fire
+        now: list[int] = []
+        layers: dict[tuple[frozenset[str], Standing], list[int]] = {}
+        for index, extent in enumerate(structure.extents):
+            owners = structure.owners(extent)
+            standing = Standing.VOLATILE
+            if owners and owners <= set(order) and not extent.packed and mode == "overlap":
+                standing = trust.standing(extent.leaves[0].path)
+            if standing is not Standing.LAZY:
+                now.append(index)
+            if standing is not Standing.VOLATILE:
+                layers.setdefault((owners, standing), []).append(index)
+        self.now = _spans(structure, now)
+        ranked = sorted(layers.items(), key=lambda item: min(map(order.index, item[0][0])))
+        self.layers = [
+            Layer(owners, indexes, _spans(structure, indexes), standing)
+            for (owners, standing), indexes in ranked
+        ]
+
+
+def _spans(structure: Structure, indexes: list[int]) -> Any:
+    extents = structure.extents
+    pairs = [(_address(extents[i]), i) for i in indexes]
+    return _core.make_spans(pairs)
+
+
+def _address(extent: Extent) -> int:
+    return extent.copy.data_ptr() if extent.copy is not None else extent.address
+
+
+class Flight:
+    """One version in flight. ``dropped`` says why it was given up; empty while it was not."""
+
+    def __init__(self, store: Store, plan: Plan, trust: Trust, record: Record, timeout: float):
+        self._store, self._plan, self._trust, self._timeout = store, plan, trust, timeout
+        self.record = record
+        self.step = record.step
+        self.version = 0  # given at commit
+        self.dropped = ""
+        self.durable = False
+        self._commit = 0
+        self._host = b""
+        self.layers = plan.layers
+        self._lazy = [layer for layer in plan.layers if layer.standing is Standing.LAZY]
+
+    def start(self, host: bytes, keep: int) -> None:
+        """Begin, copy what may not wait, queue the rest. The caller's training state stands still.
+
+        Raises:
+            CheckpointError: the version was not begun, or the media failed; nothing is in flight.
+        """
+        structure = self._plan.structure
+        self._store.begin(
+            step=self.step, keep=keep, extents=structure.sizes, blob=structure.blob,
+            host_bytes=len(host),
+        )  # fmt: skip
+        self._host = host
+        try:
+            first = self._store.submit(Op.WRITE, self._plan.now)
+            for layer in self.layers:
+                layer.counters = self._counters(layer)
+                layer.compared, layer.batch = layer.standing is not Standing.LAZY, 0
+                if not layer.compared:
+                    layer.batch = self._store.submit(Op.WRITE, layer.spans)
+            self._note(self._store.wait(first, self._timeout))
+            self._commit_if_compared()
+        except BaseException:
+            self.drop("it could not be copied")
+            raise
+
+    def guard(self, owner: str) -> None:
+        """Wait until everything that *owner* is about to update has been copied, and compare it.
+
+        Raises:
+            WaitTimeoutError: the copy took longer than the timeout; the version is given up.
+        """
+        if self.dropped:
+            return
+        begin = time.monotonic_ns()
+        try:
+            for layer in self._lazy:
+                if owner in layer.owners and not layer.compared:
+                    self._compare(layer)
+            self._commit_if_compared()
+        except BaseException:
+            self.drop("the guard failed")
+            raise
+        finally:
+            self.record.guard_ns.append((begin, time.monotonic_ns()))
+
+    def learn(self, owner: str) -> bool:
+        """At the guard: did the layers on probation stand still since the boundary?
+
+        Returns True if an extent's standing changed. Runs only while there are such layers.
+        """
+        changed = False
+        for layer in self.layers:
+            if layer.standing is Standing.PROBATION and owner in layer.owners and layer.batch == 0:
+                self.land()
+                if not self.durable:
+                    return changed
+                layer.batch = self._store.submit(Op.CHECK, layer.spans, version=self.version)
+                bad = self._changed(layer, self._store.wait(layer.batch, self._timeout))
+                changed = self._judge(layer, bad) or changed
+        return changed
+
+    def poll(self) -> None:
+        """Compare and commit what has been copied, without waiting."""
+        if self._commit == 0 and not self.dropped:
+            if all(self._store.progress(layer.batch) for layer in self._lazy if not layer.compared):
+                self.settle()
+
+    def settle(self) -> None:
+        """Compare every layer that no guard has, and queue the commit."""
+        if self.dropped or self._commit:
+            return
+        try:
+            for layer in self._lazy:
+                if not layer.compared:
+                    self._compare(layer)
+            self._commit_if_compared()
+        except BaseException:
+            self.drop("it could not be copied")
+            raise
+
+    def land(self) -> None:
+        """Settle, then wait until the version is durable.
+
+        Raises:
+            WaitTimeoutError: not within the timeout.
+            MediaError: it will never be.
+        """
+        if self.dropped or self.durable:
+            return
+        self.settle()
+        if self.dropped:
+            return
+        try:
+            report = self._store.wait(self._commit, self._timeout)
+        except CheckpointError as error:
+            self.dropped = self.dropped or str(error)
+            raise
+        self.record.commit_ns = (report.start_ns, report.end_ns)
+        self.durable = True
+        self.version = self._store.versions()[0].version
+
+    def copied(self) -> bool:
+        """Have all layers been copied? Never waits."""
+        return all(self._store.progress(layer.batch) for layer in self._lazy if not layer.compared)
+
+    def drop(self, why: str) -> None:
+        """Give the version up. The flight holds on to its memory: a worker may be in it still."""
+        if self.dropped or self._commit:
+            return
+        self.dropped = self.record.dropped = why
+        self._store.drop()
+
+    def _commit_if_compared(self) -> None:
+        if not self._commit and not self.dropped and all(layer.compared for layer in self.layers):
+            self._commit = self._store.commit(self._host)
+            self._host = b""
+
+    def _counters(self, layer: Layer) -> list[int]:
+        extents = self._plan.structure.extents
+        return [leaf.tensor._version for i in layer.indexes for leaf in extents[i].leaves]
+
+    def _note(self, report: _core.Report) -> None:
+        if report.bytes:
+            self.record.copies.append((report.start_ns, report.end_ns, report.bytes))
+            self.record.bytes += report.bytes
+
+    def _compare(self, layer: Layer) -> None:
+        self._note(self._store.wait(layer.batch, self._timeout))
+        layer.compared = True
+        paths = [self._path(index) for index in layer.indexes]
+        sizes = [self._plan.structure.extents[index].size for index in layer.indexes]
+        chosen = self._trust.to_recheck(paths, sizes)
+        report = None
+        if chosen:
+            spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
+            report = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
+        bad = self._changed(layer, report)
+        self._judge(layer, bad)
+        if bad:
+            self.drop(f"{name_of(self._path(next(iter(bad))))} changed while it was being copied")
+
+    def _changed(self, layer: Layer, report: _core.Report | None) -> dict[int, str]:
+        """Return extent -> how it was seen to change since the boundary."""
+        bad: dict[int, str] = {}
+        if (now := self._counters(layer)) != layer.counters:
+            at = 0
+            for index in layer.indexes:
+                count = len(self._plan.structure.extents[index].leaves)
+                if now[at : at + count] != layer.counters[at : at + count]:
+                    bad[index] = "its version counter moved between boundary and update"
+                at += count
+        if report is not None and report.bad_count:
+            seen = report.bad if report.bad_count <= len(report.bad) else layer.indexes
+            for index in seen:
+                bad.setdefault(index, "its bytes changed between boundary and update")
+        return bad
+
+    def _judge(self, layer: Layer, bad: dict[int, str]) -> bool:
+        for index, why in bad.items():
+            self._trust.saw_change(self._path(index), why)
+        quiet = (self._path(index) for index in layer.indexes if index not in bad)
+        return self._trust.saw_quiet(quiet) or bool(bad)
+
+    def _path(self, index: int) -> Path:
+        return self._plan.structure.extents[index].leaves[0].path

@@ -1,0 +1,67 @@
+"""Hooks: how the checkpointer learns of updates without taking torch's methods away from it.
+
+torch's own step hooks are used, so ``optimizer.step`` stays the bound method that LR schedulers
+look for, closures and GradScaler work, and an optimizer inside another one is seen as well. Hooks
+are kept out of compiled graphs: a compiled step that calls one breaks the graph there, runs the
+hook as plain Python, and goes on.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+
+def uncompiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Mark *function* as one that torch.compile must call, not trace.
+
+    The mark is what ``torch.compiler.disable`` leaves on a function. It is set by hand because that
+    call imports the whole compiler, which takes seconds and which most runs never use.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+def watch_optimizer(
+    optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+) -> list[RemovableHandle]:
+    """Call *before* ahead of every step of *optimizer* and *after* behind it."""
+
+    @uncompiled
+    def pre(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        before()
+
+    @uncompiled
+    def post(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        after()
+
+    return [optimizer.register_step_pre_hook(pre), optimizer.register_step_post_hook(post)]
+
+
+def watch_forward(model: nn.Module, entered: Callable[[nn.Module], None]) -> RemovableHandle:
+    """Call *entered* with *model* ahead of each of its forward calls."""
+
+    @uncompiled
+    def pre(module: nn.Module, _args: Any) -> None:
+        entered(module)
+
+    return model.register_forward_pre_hook(pre)
+
+
+def optimizer_of(step: Any) -> Optimizer:
+    """Return the optimizer whose (possibly compiled or scheduler-wrapped) step method this is.
+
+    Raises:
+        TypeError: *step* is no optimizer's step method.
+    """
+    seen = step
+    while seen is not None:
+        owner = getattr(seen, "__self__", None)
+        if isinstance(owner, Optimizer):
+            return owner
+        seen = getattr(seen, "_torchdynamo_orig_callable", None) or getattr(
+            seen, "__wrapped__", None
+        )
+    raise TypeError(f"{step!r} is not the step method of a torch optimizer")

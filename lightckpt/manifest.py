@@ -1,0 +1,182 @@
+"""What a version contains: its tensors by path, where their bytes lie, and who owns them.
+
+A manifest is written when the structure changes and never otherwise, so nothing that changes from
+step to step is in it: values live in extents, the rest in the host state. It is JSON, for anybody
+to read; the C core keeps the extents' sizes beside it and treats it as opaque.
+
+A path is a tuple of strings, the kind first:
+
+    ("model", model, name)            a parameter or buffer
+    ("tensor", name)                  a loose tensor
+    ("grad", *path)                   the gradient of the parameter at path
+    ("state", optimizer, key, *path)  optimizer state of the parameter at path
+    ("shared", optimizer, key)        optimizer state under a string key
+    ("group", optimizer, group, index)  a parameter that no model holds
+    (*path, "<attribute>")            an inner tensor of a tensor subclass
+
+Knows no torch: dtypes are torch's names without the prefix.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import FormatError
+
+Path = tuple[str, ...]
+
+# Bytes per element of every dtype that can lie in an extent.
+DTYPE_BYTES: dict[str, int] = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+def name_of(path: Path) -> str:
+    """Return *path* as people read it, such as ``state/opt/exp_avg/model/net/0.weight``."""
+    return "/".join(path)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor. Its element (0, 0, ...) lies at byte ``offset`` of extent ``extent``.
+
+    ``extent`` is -1 for a tensor without bytes: an empty or uninitialised one, or a subclass whose
+    inner tensors have entries of their own. ``stride`` is in elements. ``packed``: the bytes are a
+    contiguous copy, since the tensor reaches less than half of the span it lies in.
+    """
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    extent: int
+    offset: int = 0
+    requires_grad: bool = False
+    buffer: bool = False
+    persistent: bool = True
+    parameter: bool = False
+    conj: bool = False
+    neg: bool = False
+    packed: bool = False
+    uninitialised: bool = False
+    subclass: str = ""
+
+    def span_bytes(self) -> int:
+        """Bytes from the first to behind the last element in memory; 0 if there is none."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a version that is not a value.
+
+    ``groups``: optimizer -> per parameter group the paths of its members, in order.
+    ``single``: the kinds (model, optimizer, ...) that were given as one object, not by name.
+    """
+
+    entries: tuple[TensorEntry, ...]
+    extents: tuple[int, ...]
+    groups: dict[str, list[list[Path]]] = field(default_factory=dict)
+    single: tuple[str, ...] = ()
+    made_by: str = ""
+
+
+_DEFAULTS = {
+    name: spec.default
+    for name, spec in TensorEntry.__dataclass_fields__.items()
+    if name not in ("path", "dtype", "shape", "stride", "extent")
+}
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as UTF-8 JSON; equal manifests give equal bytes."""
+    entries = []
+    for entry in manifest.entries:
+        fields = asdict(entry)
+        entries.append({k: v for k, v in fields.items() if v != _DEFAULTS.get(k, ...)})
+    return json.dumps(
+        {
+            "made_by": manifest.made_by,
+            "single": manifest.single,
+            "groups": manifest.groups,
+            "extents": manifest.extents,
+            "tensors": entries,
+        },
+        separators=(",", ":"),
+    ).encode("utf-8", "surrogatepass")
+
+
+def decode_manifest(blob: bytes | memoryview) -> Manifest:
+    """Read a manifest, checking every number in it against the extents.
+
+    Raises:
+        FormatError: it is no manifest, or contradicts itself.
+    """
+    try:
+        tree = json.loads(bytes(blob).decode("utf-8", "surrogatepass"))
+        extents = tuple(_size(n) for n in tree["extents"])
+        entries = tuple(_entry(fields, extents) for fields in tree["tensors"])
+        groups = {
+            str(optimizer): [[_path(path) for path in members] for members in groups]
+            for optimizer, groups in tree["groups"].items()
+        }
+        single = tuple(str(kind) for kind in tree["single"])
+        return Manifest(entries, extents, groups, single, str(tree["made_by"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"the manifest cannot be read: {error}") from error
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no size")
+    return value
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, list) or not value or any(type(part) is not str for part in value):
+        raise ValueError(f"{value!r} is no path")
+    return tuple(value)
+
+
+def _entry(fields: dict[str, Any], extents: tuple[int, ...]) -> TensorEntry:
+    unknown = fields.keys() - TensorEntry.__dataclass_fields__.keys()
+    if unknown:
+        raise ValueError(f"unknown fields {sorted(unknown)}")
+    for name, default in _DEFAULTS.items():
+        if name in fields and type(fields[name]) is not type(default):
+            raise ValueError(f"{name} is {fields[name]!r}")
+    fixed = {
+        "path": _path(fields["path"]),
+        "shape": tuple(_size(n) for n in fields["shape"]),
+        "stride": tuple(_size(n) for n in fields["stride"]),
+    }
+    entry = TensorEntry(**{**fields, **fixed})
+    where = name_of(entry.path)
+    if entry.dtype not in DTYPE_BYTES and not entry.subclass:
+        raise ValueError(f"{where} has the dtype {entry.dtype!r}")
+    if len(entry.shape) != len(entry.stride):
+        raise ValueError(f"{where} has {len(entry.shape)} sizes and {len(entry.stride)} strides")
+    if type(entry.extent) is not int or not -1 <= entry.extent < len(extents):
+        raise ValueError(f"{where} lies in extent {entry.extent} of {len(extents)}")
+    if entry.extent >= 0:
+        end = _size(entry.offset) + _stored_bytes(entry)
+        if end > extents[entry.extent]:
+            raise ValueError(f"{where} ends at {end} of {extents[entry.extent]} bytes")
+    return entry
+
+
+def _stored_bytes(entry: TensorEntry) -> int:
+    if not entry.packed:
+        return entry.span_bytes()
+    count = 1
+    for n in entry.shape:
+        count *= n
+    return count * DTYPE_BYTES[entry.dtype]

@@ -1,0 +1,77 @@
+"""Names: what each tensor of a run is called, however the modules around it are wrapped.
+
+State is keyed by name, never by index. The wrappers that torch puts around a module
+(``torch.compile``, ``DataParallel``, DDP, FSDP and activation checkpointing) leave a component in
+every name; it is dropped, so a run saved under a wrapper comes back without it, and the other way
+round.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+_ALWAYS_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def _is_wrapper(module: nn.Module, child: str) -> bool:
+    """Is *module* only a wrapper around its *child*? Then the child's name is left out."""
+    if child in _ALWAYS_WRAPPERS:
+        return True
+    return (
+        child == "module"
+        and len(module._modules) == 1
+        and not module._parameters
+        and not module._buffers
+    )
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (normalised name, module), each module once, parents first."""
+    seen: set[int] = set()
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        prefix, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield prefix, module
+        for name, child in reversed(module._modules.items()):
+            if child is None:
+                continue
+            if _is_wrapper(module, name):
+                stack.append((prefix, child))
+            else:
+                stack.append((f"{prefix}.{name}" if prefix else name, child))
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor where a module holds it: ``holder[key]`` is the tensor."""
+
+    name: str
+    holder: dict[str, Any]
+    key: str
+    tensor: Tensor
+    buffer: bool
+    persistent: bool
+
+
+def held_tensors(model: nn.Module) -> Iterator[Held]:
+    """Yield every parameter and buffer of *model*, under each of its names.
+
+    Where dropping a wrapper makes two names equal, the second keeps its position as a suffix.
+    """
+    taken: set[str] = set()
+    for prefix, module in named_modules(model):
+        for buffer, holder in ((False, module._parameters), (True, module._buffers)):
+            for key, tensor in holder.items():
+                if tensor is None:
+                    continue
+                name = f"{prefix}.{key}" if prefix else key
+                while name in taken:
+                    name += "'"
+                taken.add(name)
+                persistent = key not in module._non_persistent_buffers_set
+                yield Held(name, holder, key, tensor, buffer, persistent)

@@ -1,0 +1,201 @@
+"""Structure: a run's tensors as they lie in memory, and as they will lie in a version.
+
+A run is walked whole only when its structure changes: a layer unfrozen, optimizer state that
+appeared, a parameter replaced. In between, :meth:`Structure.refresh` compares identities, pointers
+and shapes, and follows tensors that were given new storage (``p.data = ...``).
+
+Tensors whose bytes overlap (tied weights, views, flat buffers) share one extent, so that they are
+stored once. A tensor that reaches less than half of its span (a column of a matrix) is packed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _core
+from .capture import Leaf, Run, Walk, walk_run
+from .errors import UnsafeStateError
+from .manifest import Manifest, TensorEntry, encode_manifest, name_of
+from .tensors import (
+    compact,
+    dtype_name,
+    is_uninitialised,
+    raw_bytes,
+    refuse_storage,
+    span_of,
+)
+
+
+@dataclass(slots=True)
+class Extent:
+    """A span of memory that is stored once, and the leaves that lie in it."""
+
+    size: int
+    leaves: list[Leaf]
+    address: int
+    packed: bool = False
+    storage: Any = None  # keeps the memory alive while workers read it
+    copy: Tensor | None = None  # the contiguous copy of a packed extent
+
+
+def _merge(leaves: list[Leaf]) -> list[Extent]:
+    """Lay leaves whose bytes overlap into one extent, in the order of each one's first leaf."""
+    spans = []
+    for order, leaf in enumerate(leaves):
+        begin, size = span_of(leaf.tensor)
+        leaf.address = begin
+        if size:
+            spans.append((begin, begin + size, order, leaf))
+    merged: list[tuple[int, int, int, list[Leaf]]] = []
+    for begin, end, order, leaf in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if merged and begin < merged[-1][1]:
+            first, last, at, members = merged[-1]
+            members.append(leaf)
+            merged[-1] = (first, max(last, end), min(at, order), members)
+        else:
+            merged.append((begin, end, order, [leaf]))
+    extents = []
+    for begin, end, _, members in sorted(merged, key=lambda span: span[2]):
+        reached = sum(compact_bytes(leaf) for leaf in members)
+        if reached * 2 >= end - begin:
+            extents.append(Extent(end - begin, members, begin))
+        else:
+            for leaf in members:
+                extents.append(Extent(compact_bytes(leaf), [leaf], 0, packed=True))
+    for index, extent in enumerate(extents):
+        for leaf in extent.leaves:
+            leaf.extent = index
+    return extents
+
+
+def compact_bytes(leaf: Leaf) -> int:
+    """Bytes that *leaf* reaches, each counted once where dimensions are expanded."""
+    count = leaf.tensor.element_size()
+    for n, stride in zip(leaf.shape, leaf.stride, strict=True):
+        count *= n if stride else min(n, 1)
+    return count
+
+
+def _entry(leaf: Leaf, extents: list[Extent]) -> TensorEntry:
+    tensor = leaf.tensor
+    if is_uninitialised(tensor):
+        return TensorEntry(
+            leaf.path, dtype_name(leaf.dtype), (), (), -1, requires_grad=leaf.requires_grad,
+            buffer=leaf.buffer, persistent=leaf.persistent, uninitialised=True,
+            parameter=isinstance(tensor, nn.Parameter),
+        )  # fmt: skip
+    packed = leaf.extent >= 0 and extents[leaf.extent].packed
+    offset = 0 if leaf.extent < 0 or packed else leaf.address - extents[leaf.extent].address
+    shape = tuple(leaf.shape)
+    stride = leaf.stride or tuple(0 for _ in shape)
+    if packed:  # stored compact: expanded dimensions once, the rest contiguous
+        compacted = torch.Size(n if s else min(n, 1) for n, s in zip(shape, stride, strict=True))
+        plain = torch.empty(compacted, device="meta").stride()
+        stride = tuple(p if s else 0 for p, s in zip(plain, stride, strict=True))
+    return TensorEntry(
+        leaf.path, dtype_name(leaf.dtype), shape, stride, leaf.extent, offset,
+        requires_grad=leaf.requires_grad, buffer=leaf.buffer, persistent=leaf.persistent,
+        parameter=isinstance(tensor, nn.Parameter), conj=tensor.is_conj(), neg=tensor.is_neg(),
+        packed=packed, subclass=leaf.subclass,
+    )  # fmt: skip
+
+
+class Structure:
+    """The tensors of a run as they lie in memory, and the manifest that says so.
+
+    Built by one walk; afterwards valid for as long as :meth:`refresh` says so.
+    """
+
+    def __init__(self, run: Run, made_by: str) -> None:
+        walk = walk_run(run)
+        self.walk = walk
+        self._owners: dict[int, frozenset[str]] = {}
+        for name, tensors in walk.owners.items():
+            for tensor in tensors:
+                self._owners[tensor] = self._owners.get(tensor, frozenset()) | {name}
+        self.moved = False  # did the last refresh follow a tensor to new memory?
+        streamed = [leaf for leaf in walk.leaves if not leaf.subclass]
+        self.lazy = any(is_uninitialised(leaf.tensor) for leaf in streamed)
+        streamed = [leaf for leaf in streamed if not is_uninitialised(leaf.tensor)]
+        for leaf in streamed:
+            if reason := refuse_storage(leaf.tensor):
+                raise UnsafeStateError(f"{name_of(leaf.path)} cannot be saved: {reason}")
+        self.leaves = streamed
+        self.extents = _merge(streamed)
+        for extent in self.extents:
+            extent.storage = [leaf.tensor.untyped_storage() for leaf in extent.leaves]
+        entries = tuple(_entry(leaf, self.extents) for leaf in walk.leaves)
+        sizes = tuple(extent.size for extent in self.extents)
+        self.manifest = Manifest(entries, sizes, walk.groups, run.single, made_by)
+        self.blob = encode_manifest(self.manifest)
+        self.sizes = _core.make_sizes(sizes)
+
+    def owners(self, extent: Extent) -> frozenset[str]:
+        """Return the optimizers that update a tensor of *extent*."""
+        found = [self._owners.get(id(leaf.tensor), frozenset()) for leaf in extent.leaves]
+        return frozenset().union(*found)
+
+    def refresh(self) -> bool:
+        """Follow rebound tensors; False if the structure has changed and must be built anew.
+
+        Costs under two microseconds per tensor where nothing has changed.
+        """
+        walk = self.walk
+        self.moved = False
+        if self.lazy or not _same_places(walk):
+            return False
+        for leaf in self.leaves:
+            tensor = leaf.tensor
+            if (
+                leaf.held() is not tensor
+                or tensor.shape != leaf.shape
+                or tensor.dtype is not leaf.dtype
+                or tensor.stride() != leaf.stride
+                or tensor.requires_grad is not leaf.requires_grad
+            ):
+                return False
+            address = tensor.data_ptr()
+            if address != leaf.address and not self._follow(leaf, address):
+                return False
+        return True
+
+    def _follow(self, leaf: Leaf, address: int) -> bool:
+        if leaf.extent < 0:
+            return True
+        extent = self.extents[leaf.extent]
+        if len(extent.leaves) > 1:
+            return False
+        leaf.address = address
+        extent.storage = [leaf.tensor.untyped_storage()]
+        if not extent.packed:
+            extent.address = address
+            self.moved = True
+        return True
+
+    def pack(self) -> None:
+        """Bring the copies of packed extents up to date; they are few, and small for their span."""
+        self.moved = self.moved or any(extent.packed for extent in self.extents)
+        for extent in self.extents:
+            if extent.packed:
+                extent.copy = torch.frombuffer(
+                    bytearray(raw_bytes(compact(extent.leaves[0].tensor.detach()))), dtype=torch.uint8
+                )
+
+
+def _same_places(walk: Walk) -> bool:
+    return (
+        all(len(container) == size for container, size in walk.containers)
+        and all(tuple(map(id, members)) == ids for members, ids in walk.members)
+        and all(
+            (holder.get(key) if isinstance(holder, dict) else getattr(holder, key)) is None
+            for holder, key in walk.absent
+        )
+        and all(
+            value.at in value.holder
+            and not (type(value.key) is str and isinstance(value.holder[value.at], Tensor))
+            for value in walk.values
+        )
+        and all(leaf.held() is leaf.tensor for leaf in walk.loose)
+    )

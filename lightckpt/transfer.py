@@ -1,0 +1,144 @@
+"""Transfer: bytes of a version into live tensors.
+
+A tensor that fills its extent and lies in memory as it was saved is read straight into place,
+verified in the same pass, by all workers. Others (several tensors in one extent, strided or
+expanded ones, other strides than saved) are copied from the mapped extent after it was verified.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _core
+from ._core import Op, Store
+from .errors import CorruptError, StructureError
+from .manifest import TensorEntry, name_of
+from .tensors import compact, dtype_of, is_dense, span_of
+
+
+@dataclass(frozen=True)
+class Target:
+    """A stored tensor and the live one that takes its bytes."""
+
+    entry: TensorEntry
+    tensor: Tensor
+
+    def is_direct(self, extent_bytes: int) -> bool:
+        """May the whole extent be read into the tensor's memory as it stands?"""
+        entry, tensor = self.entry, self.tensor
+        return (
+            entry.offset == 0
+            and not entry.packed
+            and entry.span_bytes() == extent_bytes
+            and tensor.stride() == entry.stride
+            and tuple(tensor.shape) == entry.shape
+            and is_dense(entry.shape, entry.stride)
+            and tensor.is_conj() == entry.conj
+            and tensor.is_neg() == entry.neg
+        )
+
+
+def stored_view(buffer: Any, entry: TensorEntry) -> Tensor:
+    """Return the stored tensor of *entry* as a view of its extent's bytes, without a copy."""
+    dtype = dtype_of(entry.dtype)
+    if 0 in entry.shape:
+        return torch.empty(entry.shape, dtype=dtype)
+    bytes_ = torch.frombuffer(buffer, dtype=torch.uint8)[entry.offset :]
+    if entry.packed:
+        stored = tuple(n if s else min(n, 1) for n, s in zip(entry.shape, entry.stride, strict=True))
+        size = torch.Size(stored).numel() * dtype.itemsize
+        return bytes_[:size].view(dtype).reshape(stored).expand(entry.shape)
+    size = entry.span_bytes()
+    bytes_ = bytes_[:size]
+    if bytes_.data_ptr() % dtype.itemsize or bytes_.storage_offset() % dtype.itemsize:
+        bytes_ = bytes_.clone()  # a view at an odd place, which torch cannot retype
+    view = bytes_.view(dtype).as_strided(entry.shape, entry.stride)
+    if entry.conj:
+        view = view.conj()
+    return view._neg_view() if entry.neg else view
+
+
+def check_sharing(store: Store, version: int, targets: list[Target]) -> None:
+    """Refuse tensors that share memory now, did not when saved, and were saved with other bytes.
+
+    Raises:
+        StructureError: naming the two.
+    """
+    spans = []
+    for target in targets:
+        begin, size = span_of(target.tensor)
+        if size:
+            spans.append((begin, begin + size, target))
+    spans.sort(key=lambda span: span[0])
+    for (begin, end, one), (later, _, other) in zip(spans, spans[1:], strict=False):
+        if later >= end:
+            continue
+        a, b = one.entry, other.entry
+        if a.packed or b.packed or (a.extent == b.extent and b.offset - a.offset == later - begin):
+            continue
+        same = (
+            begin == later
+            and a.shape == b.shape
+            and torch.equal(*(_bytes_of(store, version, t.entry) for t in (one, other)))
+        )
+        if not same:
+            raise StructureError(
+                f"{name_of(a.path)} and {name_of(b.path)} share memory in the run; "
+                "in the store they have bytes of their own"
+            )
+
+
+def _bytes_of(store: Store, version: int, entry: TensorEntry) -> Tensor:
+    view = stored_view(store.locate(version, entry.extent), entry)
+    return view.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def write_targets(store: Store, version: int, targets: list[Target]) -> None:
+    """Fill the targets from *version*, each byte verified.
+
+    Raises:
+        CorruptError: naming the tensors whose bytes differ from their checksums.
+        MediaError: the media failed.
+    """
+    sizes = {t.entry.extent: len(store.locate(version, t.entry.extent)) for t in targets}
+    direct: dict[int, Target] = {}
+    others: list[Target] = []
+    for target in targets:
+        extent = target.entry.extent
+        if extent not in direct and target.is_direct(sizes[extent]):
+            direct[extent] = target
+        else:
+            others.append(target)
+    pairs = [(t.tensor.data_ptr(), extent) for extent, t in direct.items()]
+    reading = store.submit(Op.READ, _core.make_spans(pairs), version=version)
+    indirect = sorted({t.entry.extent for t in others} - direct.keys())
+    checking = store.submit(
+        Op.VERIFY, _core.make_spans([(0, extent) for extent in indirect]), version=version
+    )
+    bad = {*store.wait(reading).bad, *store.wait(checking).bad}
+    if bad:
+        names = [name_of(t.entry.path) for t in targets if t.entry.extent in bad]
+        raise CorruptError(f"bytes of {', '.join(names)} differ from their checksums")
+    for target in others:
+        if target.entry.extent in direct and _lies_in(target, direct[target.entry.extent]):
+            continue  # the same memory: its bytes have come already
+        view = stored_view(store.locate(version, target.entry.extent), target.entry)
+        compact(target.tensor.detach()).copy_(_like(view, target.tensor))
+    if targets:
+        torch.autograd.graph.increment_version([t.tensor for t in targets])
+
+
+def _like(view: Tensor, tensor: Tensor) -> Tensor:
+    """Narrow *view* in the dimensions that are expanded in *tensor*."""
+    for dim, (n, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and n > 1:
+            view = view.narrow(dim, 0, 1)
+    return view
+
+
+def _lies_in(target: Target, whole: Target) -> bool:
+    begin, _ = span_of(target.tensor)
+    same_place = begin - whole.tensor.data_ptr() == target.entry.offset - whole.entry.offset
+    return same_place and target.tensor.stride() == target.entry.stride

@@ -1,0 +1,75 @@
+"""Which extents may be read while training goes on: learned by watching, never assumed.
+
+An extent may stream *lazily*, behind the next forward and backward, if nothing changes it between
+the boundary and its optimizer's next update. That is so for parameters and optimizer state in a
+plain loop, and not so where weights are clipped late, swapped with averages, or perturbed for a
+sharpness-aware step. So each extent starts in *probation*: it is copied at the boundary, and at the
+guard its version counters and checksums are compared with what they were. After
+``PROBATION_VERSIONS`` quiet ones it is lazy; one change makes it volatile for good. Counters alone
+prove nothing (fused kernels and ``.data`` edits do not move them), so the first
+``RECHECKED_VERSIONS`` lazy versions are summed again at the guard, and later a rotating share.
+
+Pure bookkeeping over names; knows neither tensors nor the store.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .manifest import Path, name_of
+
+PROBATION_VERSIONS = 2
+RECHECKED_VERSIONS = 3
+ROTATING_SHARE = 0.01
+
+
+class Standing(StrEnum):
+    VOLATILE = "volatile"
+    PROBATION = "probation"
+    LAZY = "lazy"
+
+
+@dataclass
+class Trust:
+    """The standing of every extent, by the path of its first tensor; survives structure changes."""
+
+    quiet: dict[Path, int] = field(default_factory=dict)  # versions it stood still
+    moved: dict[Path, str] = field(default_factory=dict)  # why it is volatile
+    rotation: int = 0
+
+    def standing(self, path: Path) -> Standing:
+        if path in self.moved:
+            return Standing.VOLATILE
+        quiet = self.quiet.get(path, 0)
+        return Standing.PROBATION if quiet < PROBATION_VERSIONS else Standing.LAZY
+
+    def saw_quiet(self, paths: Iterable[Path]) -> bool:
+        """Count one more quiet version for *paths*; True if that made any of them lazy."""
+        promoted = False
+        for path in paths:
+            self.quiet[path] = self.quiet.get(path, 0) + 1
+            promoted = promoted or self.quiet[path] == PROBATION_VERSIONS
+        return promoted
+
+    def saw_change(self, path: Path, why: str) -> None:
+        self.moved.setdefault(path, why)
+
+    def to_recheck(self, paths: Sequence[Path], sizes: Sequence[int]) -> list[int]:
+        """Return the indexes of *paths* whose checksums this version should compare again.
+
+        All that are new to streaming, and of the others consecutive ones that together hold at
+        least ``ROTATING_SHARE`` of the bytes, going round.
+        """
+        newest = PROBATION_VERSIONS + RECHECKED_VERSIONS
+        chosen = {i for i, path in enumerate(paths) if self.quiet.get(path, 0) < newest}
+        budget = sum(sizes) * ROTATING_SHARE
+        while len(chosen) < len(paths) and budget > 0:
+            index = self.rotation % len(paths)
+            self.rotation += 1
+            budget -= max(1, sizes[index])
+            chosen.add(index)
+        return sorted(chosen)
+
+    def report(self) -> list[str]:
+        """Say which tensors are copied at the boundary because they were seen to change, and why."""
+        return [f"{name_of(path)}: {why}" for path, why in sorted(self.moved.items())]
