@@ -29,7 +29,7 @@ uint64_t Allocator::end_needed(uint64_t bytes, uint64_t align) const {
 uint64_t Allocator::free_bytes() const {
   uint64_t used = 0;
   for (const auto& [begin, end] : used_.ranges()) {
-    used += std::min(end, end_) - std::min(std::max(begin, begin_), end_);
+    used += std::clamp(end, begin_, end_) - std::clamp(begin, begin_, end_);
   }
   return end_ - begin_ - used;
 }

@@ -85,6 +85,8 @@ Status Media::drain() {
   fence();
   if (granularity_ != Granularity::kPage) return {};
   std::lock_guard drain_lock(drain_mutex_);
+  // Its ranges left pending_ with it: without this, the next drain would find nothing to do.
+  if (!drain_failed_.ok()) return drain_failed_;
   RangeSet pending;
   {
     std::lock_guard lock(pending_mutex_);
@@ -92,7 +94,7 @@ Status Media::drain() {
   }
   for (const auto& [begin, end] : pending.ranges()) {
     trace(MediaEvent::Kind::kSync, begin, end - begin, nullptr);
-    RETURN_IF_ERROR(sync(begin, end - begin));
+    if (drain_failed_ = sync(begin, end - begin); !drain_failed_.ok()) return drain_failed_;
   }
   return {};
 }

@@ -108,6 +108,7 @@ class Media {
   std::mutex pending_mutex_;
   RangeSet pending_;        // flushed since the last drain, kPage only
   std::mutex drain_mutex_;  // a drain returns only after the ones that took ranges before it
+  Status drain_failed_;     // the first that failed; guarded by drain_mutex_
 };
 
 }  // namespace lightckpt

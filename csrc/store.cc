@@ -296,8 +296,10 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   attempt->index = *slot;
   media_->populate(attempt->slot.record_offset, attempt->layout->area_bytes);
   if (new_manifest) {
-    // Durable with the data, before the slot that refers to it.
+    // Durable with the data, before the slot that refers to it. The fence is this thread's own:
+    // commit may run on another, whose drain does not wait for these stores.
     media_->nt_copy(attempt->slot.manifest_offset, manifest);
+    media_->fence();
   }
   return {};
 }

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checkpointer import Checkpointer as Checkpointer
-    from .checkpointer import Ticket as Ticket
     from .checkpointer import protect as protect
-    from .load import load as load
+    from .loading import load as load
+    from .ticket import Ticket as Ticket
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpointer": "checkpointer",
-    "Ticket": "checkpointer",
+    "Ticket": "ticket",
     "protect": "checkpointer",
-    "load": "load",
+    "load": "loading",
 }
 _ERRORS = (
     "AccessError",

@@ -5,7 +5,7 @@ optimizers in the order given; then the rest), and the places to look at again l
 that may grow, names that hold nothing yet, values that are no tensors. It reads and never writes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,11 +87,13 @@ class Leaf:
             if tensor.layout == torch.strided:
                 self.stride = tensor.stride()
 
-    def held(self) -> Any:
-        """Return what is in this leaf's place now."""
+    def finder(self) -> Callable[[Any], Any]:
+        """Return a function of this leaf's key that says what is in its place now."""
         if isinstance(self.holder, dict):
-            return self.holder.get(self.key)
-        return self.tensor if self.holder is None else getattr(self.holder, self.key, None)
+            return self.holder.get
+        if self.holder is None:
+            return lambda _key, tensor=self.tensor: tensor  # type: ignore[misc]
+        return lambda key, holder=self.holder: getattr(holder, key, None)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)

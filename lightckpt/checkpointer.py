@@ -13,51 +13,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ._core import Info, Version
+from ._core import Info
 from .archive import Archiver
 from .driver import Driver, Stats
-from .errors import CheckpointError, CheckpointWarning, CorruptError, FormatError, NotFoundError
-from .flight import Flight, Record
+from .errors import CheckpointError, CheckpointWarning, NotFoundError
+from .flight import Record
 from .hooks import optimizer_of, watch_forward, watch_optimizer
 from .loop import Loop
-from .restore import apply, prepare
 from .settings import Settings, make_run, open_store
+from .ticket import Ticket
 
 _END = object()
-
-
-class Ticket:
-    """A handle on the version that the end of an iteration made.
-
-    Attributes:
-        step: iterations done at that boundary.
-        skipped: why no version was made; empty if one was.
-    """
-
-    def __init__(self, driver: Driver, step: int, flight: Flight | None, skipped: str) -> None:
-        self._driver, self._flight = driver, flight
-        self.step, self.skipped = step, skipped
-
-    def copied(self) -> bool:
-        """Have its tensors been copied, so that they may change? Never waits."""
-        flight = self._flight
-        return flight is None or bool(flight.dropped) or flight.durable or flight.copied()
-
-    @property
-    def durable(self) -> bool:
-        """Is it known to be committed? Never waits."""
-        return self._flight is not None and self._flight.durable
-
-    def wait(self) -> int:
-        """Wait until this version is durable; return the newest durable step.
-
-        Raises:
-            CheckpointError: it was given up, or the media failed; the message says why.
-        """
-        newest = self._driver.land()
-        if self._flight is not None and not self._flight.durable:
-            raise CheckpointError(f"step {self.step} has no version: {self._flight.dropped}")
-        return newest
 
 
 class Checkpointer:
@@ -203,7 +169,7 @@ class Checkpointer:
         state = self._loop.state if self._loop is not None else None
         flight, skipped = self._driver.boundary(self._step, state)
         if self._archiver is not None and flight is not None:
-            self._archiver.look()
+            self._archiver.look(self._step)
         return Ticket(self._driver, self._step, flight, skipped)
 
     def decorate(self, step: Any) -> Any:
@@ -264,41 +230,10 @@ class Checkpointer:
             CorruptError, FormatError: no version is whole; the message names what is damaged.
         """
         self._check_open()
-        driver = self._driver
-        with driver.lock:
-            driver.abandon()
-            candidates = [v for v in driver.store.versions() if step is None or v.step == step]
-            if not candidates:
-                if step is None:
-                    return 0
-                raise NotFoundError(f"there is no version of step {step}, only of {self.steps()}")
-            return self._restore_first(candidates)
-
-    def _restore_first(self, candidates: list[Version]) -> int:
-        driver = self._driver
-        damage: list[str] = []
-        for version in candidates:
-            try:
-                restoration = prepare(driver.store, version.version, driver.run)
-                apply(driver.store, version.version, driver.run, restoration)
-            except (CorruptError, FormatError) as error:
-                damage.append(f"step {version.step}: {error}")
-                continue
-            if damage:
-                warnings.warn(
-                    f"restored step {version.step} instead of a newer one: {'; '.join(damage)}",
-                    CheckpointWarning,
-                    stacklevel=3,
-                )
-            # Only now: had this failed, the newer versions would still be there.
-            driver.store.rebase(version.version)
-            driver.abandon()
-            driver.durable_step = self._step = version.step
-            loop = restoration.host["loop"]
-            self._resume = None if loop is None else (loop, restoration.host["rng"])
-            return version.step
-        kind = CorruptError if "differ" in damage[-1] else FormatError
-        raise kind(f"no version of {self.path} is whole: {'; '.join(damage)}")
+        self._step, host = self._driver.restore(step)
+        loop = host.get("loop")
+        self._resume = None if loop is None else (loop, host["rng"])
+        return self._step
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -333,7 +268,7 @@ class Checkpointer:
     def steps(self) -> list[int]:
         """Return the steps that can be restored now, newest first."""
         self._check_open()
-        return [v.step for v in self._driver.store.versions() if not v.damaged]
+        return self._driver.steps()
 
     def pin(self, step: int, *, pinned: bool = True) -> None:
         """Keep the version of *step* until it is unpinned or this process ends.
@@ -366,18 +301,18 @@ class Checkpointer:
         Raises:
             CheckpointError: as ``wait``; the store is released all the same.
         """
-        self._close(land=True)
+        self._close(ended=True)
 
-    def _close(self, *, land: bool) -> None:
+    def _close(self, *, ended: bool) -> None:
+        """Close; *ended* says that training came to the end of an iteration, not to an error."""
         driver = self._driver
         if driver.store.closed:
             return
         try:
-            if land:
-                decorated_only = driver.capture_early and not self._explicit
-                if decorated_only and driver.updated and not driver.in_step:
-                    self._mark()  # no forward will come to end the last iteration
-                driver.land()
+            decorated_only = driver.capture_early and not self._explicit
+            if ended and decorated_only and driver.updated and not driver.in_step:
+                self._mark()  # no forward will come to end the last iteration
+            driver.land(anywhere=True)
             if self._archiver is not None:
                 self._archiver.close()
         finally:
@@ -392,7 +327,7 @@ class Checkpointer:
         if os.getpid() != self._owner:
             return
         try:
-            self.close()
+            self._close(ended=False)
         except CheckpointError as error:
             warnings.warn(f"at exit: {error}", CheckpointWarning, stacklevel=1)
 
@@ -404,11 +339,14 @@ class Checkpointer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         # An exception left an iteration unfinished: it ends none, but the version before it counts.
         try:
-            self._close(land=True)
+            self._close(ended=error is None)
         except CheckpointError:
             if error is None:
                 raise

@@ -18,12 +18,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import __version__
-from ._core import Store
+from ._core import Store, Version
 from .capture import Run
 from .collect import capture_early, collect_host
-from .errors import CheckpointError, CheckpointWarning
+from .errors import (
+    CheckpointError,
+    CheckpointWarning,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    WaitTimeoutError,
+)
 from .flight import Flight, Plan, Record
 from .interval import IntervalTuner, ModeTrial
+from .restore import apply, prepare
 from .settings import Settings
 from .structure import Structure
 from .trust import Standing, Trust
@@ -53,6 +61,8 @@ class Driver:
     def __init__(self, store: Store, run: Run, settings: Settings) -> None:
         self.store, self.run, self.settings = store, run, settings
         self.lock = threading.RLock()
+        self._landed = threading.Condition(self.lock)  # told when a flight has ended
+        self._thread = threading.get_ident()  # of the last boundary
         self.stats = Stats()
         self.timeline: deque[Record] = deque(maxlen=TIMELINE_MAX)
         self.trust = Trust()
@@ -74,6 +84,7 @@ class Driver:
         self._began = 0.0  # when the iteration began: the end of the last boundary
         self._carried = ""  # mode of the version that this iteration carries
         self._learning = False
+        self._forget_updates()
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -119,6 +130,7 @@ class Driver:
     def boundary(self, step: int, loop: Any) -> tuple[Flight | None, str]:
         """End iteration *step*: start its version, or say why none was made."""
         with self.lock:
+            self._thread = threading.get_ident()
             begin = time.perf_counter()
             self._measure(begin)
             self.stats.iterations += 1
@@ -189,9 +201,9 @@ class Driver:
         flight.record.settle_ns = (begin, time.monotonic_ns())
         return ""
 
-    def _land(self, flight: Flight) -> None:
+    def _land(self, flight: Flight, timeout: float | None = None) -> None:
         try:
-            flight.land()
+            flight.land(timeout)
         finally:
             if flight.durable or flight.dropped:
                 self._count(flight)
@@ -201,6 +213,7 @@ class Driver:
         if self.flight is not flight:
             return
         self.flight = None
+        self._landed.notify_all()
         if flight.durable:
             self.stats.versions += 1
             self.durable_step = flight.step
@@ -246,22 +259,82 @@ class Driver:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def land(self, timeout: float | None = None) -> int:
+    def land(self, timeout: float | None = None, *, anywhere: bool = False) -> int:
         """Wait until the version in flight is durable; return the newest durable step.
+
+        The comparison belongs to the thread that trains: on another, an edit that is being made
+        may not show yet. So other threads wait for that one to get there, unless *anywhere* says
+        that training is over.
 
         Raises:
             CheckpointError: an error was kept, or this version could not be made durable.
         """
         with self.lock:
-            if self.flight is not None:
-                try:
-                    self._land(self.flight)
-                except CheckpointError as error:
-                    self.error = self.error or error
-            if self.error is not None:
-                error, self.error = self.error, None
-                raise error
+            flight = self.flight
+            try:
+                if flight is None:
+                    pass
+                elif anywhere or threading.get_ident() == self._thread:
+                    self._land(flight, timeout)
+                else:
+                    self._await_landing(flight, timeout)
+            except CheckpointError as error:
+                self.error = self.error or error
+            kept, self.error = self.error, None
+            if kept is not None:
+                raise kept
             return self.durable_step
+
+    def _await_landing(self, flight: Flight, timeout: float | None) -> None:
+        limit = self.settings.timeout if timeout is None else timeout
+        if not self._landed.wait_for(lambda: self.flight is not flight, limit):
+            raise WaitTimeoutError(
+                f"step {flight.step} is not durable after {limit} s: the training thread has "
+                "reached neither an update nor a boundary"
+            )
+
+    # -- restoring -----------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Return the steps that can be restored now, newest first."""
+        return [v.step for v in self.store.versions() if not v.damaged]
+
+    def restore(self, step: int | None) -> tuple[int, dict[str, Any]]:
+        """Restore the newest whole version (of *step*); return its step and host state.
+
+        A store without versions gives (0, {}) and changes nothing. Errors: ``Checkpointer.restore``.
+        """
+        with self.lock:
+            self.abandon()
+            candidates = [v for v in self.store.versions() if step is None or v.step == step]
+            if not candidates and step is None:
+                return 0, {}
+            if not candidates:
+                raise NotFoundError(f"there is no version of step {step}, only of {self.steps()}")
+            damage: list[CheckpointError] = []
+            for version in candidates:
+                try:
+                    restoration = prepare(self.store, version.version, self.run)
+                    apply(self.store, version.version, self.run, restoration)
+                except (CorruptError, FormatError) as error:
+                    damage.append(type(error)(f"step {version.step}: {error}"))
+                    continue
+                self._adopt(version, damage)
+                return version.step, restoration.host
+            raise type(damage[-1])(f"no version is whole: {'; '.join(map(str, damage))}")
+
+    def _adopt(self, version: Version, damage: list[CheckpointError]) -> None:
+        if damage:
+            warnings.warn(
+                f"restored step {version.step} instead of a newer one: "
+                f"{'; '.join(map(str, damage))}",
+                CheckpointWarning,
+                stacklevel=4,
+            )
+        # Only now: had this failed, the newer versions would still be there.
+        self.store.rebase(version.version)
+        self.abandon()
+        self.durable_step = version.step
 
     def abandon(self) -> None:
         """Give up what is in flight and forget the live tensors: they are about to be restored."""
@@ -278,6 +351,7 @@ class Driver:
         self.error = self.error or error
         if self.flight is not None and self.flight.dropped:
             self.flight = None
+            self._landed.notify_all()
         self._plan = None
         if self.settings.on_error == "raise":
             raise error

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import _core
 from ._core import Op, Store
-from .errors import CheckpointError
+from .errors import CheckpointError, WaitTimeoutError
 from .manifest import Path, name_of
 from .structure import Extent, Structure
 from .trust import Standing, Trust
@@ -55,6 +55,9 @@ class Layer:
     indexes: list[int]
     spans: Any
     standing: Standing
+    paths: list[Path]
+    sizes: list[int]
+    settled: bool = False  # only the rotation is left to recheck
     counters: list[int] = field(default_factory=list)
     batch: int = 0
     compared: bool = False
@@ -85,7 +88,14 @@ class Plan:
         self.now = _spans(structure, now)
         ranked = sorted(layers.items(), key=lambda item: min(map(order.index, item[0][0])))
         self.layers = [
-            Layer(owners, indexes, _spans(structure, indexes), standing)
+            Layer(
+                owners,
+                indexes,
+                _spans(structure, indexes),
+                standing,
+                [structure.extents[i].leaves[0].path for i in indexes],
+                [structure.extents[i].size for i in indexes],
+            )
             for (owners, standing), indexes in ranked
         ]
 
@@ -103,7 +113,9 @@ def _address(extent: Extent) -> int:
 class Flight:
     """One version in flight. ``dropped`` says why it was given up; empty while it was not."""
 
-    def __init__(self, store: Store, plan: Plan, trust: Trust, record: Record, timeout: float):
+    def __init__(
+        self, store: Store, plan: Plan, trust: Trust, record: Record, timeout: float
+    ) -> None:
         self._store, self._plan, self._trust, self._timeout = store, plan, trust, timeout
         self.record = record
         self.step = record.step
@@ -178,9 +190,8 @@ class Flight:
 
     def poll(self) -> None:
         """Compare and commit what has been copied, without waiting."""
-        if self._commit == 0 and not self.dropped:
-            if all(self._store.progress(layer.batch) for layer in self._lazy if not layer.compared):
-                self.settle()
+        if not self._commit and not self.dropped and self.copied():
+            self.settle()
 
     def settle(self) -> None:
         """Compare every layer that no guard has, and queue the commit."""
@@ -195,8 +206,8 @@ class Flight:
             self.drop("it could not be copied")
             raise
 
-    def land(self) -> None:
-        """Settle, then wait until the version is durable.
+    def land(self, timeout: float | None = None) -> None:
+        """Settle, then wait until the version is durable, at most *timeout* seconds.
 
         Raises:
             WaitTimeoutError: not within the timeout.
@@ -208,7 +219,9 @@ class Flight:
         if self.dropped:
             return
         try:
-            report = self._store.wait(self._commit, self._timeout)
+            report = self._store.wait(self._commit, self._timeout if timeout is None else timeout)
+        except WaitTimeoutError:
+            raise  # it may still come
         except CheckpointError as error:
             self.dropped = self.dropped or str(error)
             raise
@@ -244,19 +257,16 @@ class Flight:
     def _compare(self, layer: Layer) -> None:
         self._note(self._store.wait(layer.batch, self._timeout))
         layer.compared = True
-        paths = [self._path(index) for index in layer.indexes]
-        sizes = [self._plan.structure.extents[index].size for index in layer.indexes]
-        chosen = self._trust.to_recheck(paths, sizes)
-        report = None
-        if chosen:
-            spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
-            report = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
+        layer.settled = layer.settled or all(map(self._trust.is_settled, layer.paths))
+        chosen = self._trust.turn(layer.sizes) if layer.settled else range(len(layer.paths))
+        spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
+        report = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
         bad = self._changed(layer, report)
         self._judge(layer, bad)
         if bad:
             self.drop(f"{name_of(self._path(next(iter(bad))))} changed while it was being copied")
 
-    def _changed(self, layer: Layer, report: _core.Report | None) -> dict[int, str]:
+    def _changed(self, layer: Layer, report: _core.Report) -> dict[int, str]:
         """Return extent -> how it was seen to change since the boundary."""
         bad: dict[int, str] = {}
         if (now := self._counters(layer)) != layer.counters:
@@ -266,16 +276,20 @@ class Flight:
                 if now[at : at + count] != layer.counters[at : at + count]:
                     bad[index] = "its version counter moved between boundary and update"
                 at += count
-        if report is not None and report.bad_count:
+        if report.bad_count:
             seen = report.bad if report.bad_count <= len(report.bad) else layer.indexes
             for index in seen:
                 bad.setdefault(index, "its bytes changed between boundary and update")
         return bad
 
     def _judge(self, layer: Layer, bad: dict[int, str]) -> bool:
+        """Book what was seen; True if an extent's standing changed."""
         for index, why in bad.items():
             self._trust.saw_change(self._path(index), why)
-        quiet = (self._path(index) for index in layer.indexes if index not in bad)
+        if layer.settled:
+            return bool(bad)
+        pairs = zip(layer.indexes, layer.paths, strict=True)
+        quiet = (path for index, path in pairs if index not in bad)
         return self._trust.saw_quiet(quiet) or bool(bad)
 
     def _path(self, index: int) -> Path:

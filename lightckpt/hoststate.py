@@ -5,12 +5,9 @@ param groups, RNG states. Values come back equal *and* of the same types. Invari
 
   1. Decoding runs no code that the bytes choose: constructors come from tables in this file, and
      no module but torch is imported. A pickle is read with allow_pickle only.
-  2. Decoding allocates O(bytes given): leaves do not overlap, and a shape is checked against the
-     leaf's length before an array is made.
-  3. Types are exact: a subclass (IntEnum, namedtuple, str or dict subclass) is refused, never
-     flattened to its base.
-  4. Damaged bytes raise FormatError, or decode to something else, which is for the record's
-     checksum to find. They raise nothing else.
+  2. Decoding allocates O(bytes given): leaves do not overlap, and shapes are checked against them.
+  3. Types are exact: a subclass (IntEnum, namedtuple) is refused, never flattened to its base.
+  4. Damaged bytes raise FormatError or decode to something else, which is for checksums to find.
 
 Format (little-endian; offsets are from the first byte):
 
@@ -58,7 +55,7 @@ _INLINE_MAX = 64  # Longer bytes, and longer lists of int or float, become leave
 _WRITER = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":"))
 # What the parser and the constructors below raise when they are given nonsense.
 _MALFORMED = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, SyntaxError,
-              TypeError, ValueError, struct.error)  # fmt: skip
+              TypeError, ValueError, Warning, struct.error)  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 LeafEncoder = Callable[[object], object | None]
@@ -85,8 +82,8 @@ def encode(
             before `encode` returns, or None to decline.
 
     Raises:
-        UnsafeStateError: a value has no exact and safe encoding, the tree has a cycle or nests
-            deeper than DEPTH_MAX. The message has the path and the type.
+        UnsafeStateError: a value has no exact and safe encoding, lies in itself, or is nested
+            more than DEPTH_MAX levels deep. The message has the path and the type.
     """
     encoder = _Encoder(root, allow_pickle, leaf)
     try:
@@ -119,8 +116,7 @@ def decode(buffer: Buffer, *, allow_pickle: bool = False, leaf: LeafDecoder | No
         magic, json_bytes, total = _HEADER.unpack_from(view)
         end = _HEADER.size + json_bytes
         if magic != _MAGIC or total != view.nbytes or end > total:
-            claim = f"{magic!r}, {json_bytes} bytes of JSON, {total} in all"
-            raise ValueError(f"the header says {claim}; the buffer has {view.nbytes} bytes")
+            raise ValueError(f"header {magic!r}, {json_bytes}, {total} of {view.nbytes} bytes")
         document = json.loads(str(view[_HEADER.size : end], "utf-8"))
         leaves = []
         for kind, size, meta in document["leaves"]:
@@ -133,8 +129,7 @@ def decode(buffer: Buffer, *, allow_pickle: bool = False, leaf: LeafDecoder | No
             raise ValueError(f"the leaves end at byte {end} of {total}")
         if not allow_pickle and any(kind == "pickle" for kind, _, _ in leaves):
             raise UnsafeStateError("host state holds a pickle; loading needs allow_pickle=True")
-        makers = _LEAVES | ({"hook": leaf} if leaf else {})
-        return _Decoder(leaves, makers).value(document["tree"])
+        return _Decoder(leaves, _LEAVES | ({"hook": leaf} if leaf else {})).value(document["tree"])
     except _MALFORMED as error:
         raise FormatError(f"host state is damaged: {type(error).__name__}: {error}") from error
 
@@ -148,9 +143,8 @@ class _Encoder:
     hook: LeafEncoder | None
     leaves: list[tuple[str, int, object]] = field(default_factory=list)
     buffers: list[Any] = field(default_factory=list)
-    # By id: the containers around the value, outermost first, with their parts made so far; and
-    # the objects that became leaves, kept here so that their ids stay taken.
-    above: "dict[int, tuple[_Form, object, list[object]]]" = field(default_factory=dict)
+    # By id: the containers around the value, with the parts made so far; the objects in leaves.
+    above: "dict[int, tuple[_Form, object, Any]]" = field(default_factory=dict)
     seen: dict[int, tuple[object, object]] = field(default_factory=dict)
 
     def value(self, obj: Any) -> object:
@@ -163,20 +157,21 @@ class _Encoder:
             raise self.refusal(f"is nested more than {DEPTH_MAX} levels deep")
         if kind in _BULKY and len(obj) > _INLINE_MAX and (bulk := _bulk(kind, obj)):
             return self.add(*bulk)
-        plain = kind is dict and {str}.issuperset(map(type, obj)) and _TAG not in obj
-        plain = plain and all(map(_is_text, obj))
-        form = _PLAIN if plain else _FORMS.get(kind) or _foreign(obj)
+        form = _PLAIN if kind is dict and _is_plain(obj) else _FORMS.get(kind) or _foreign(obj)
         return self.parts(form, obj) if form else self.other(obj)
 
     def parts(self, form: "_Form", obj: Any) -> object:
-        out: list[object] = []
+        out: Any = {} if form is _PLAIN else []
         self.above[id(obj)] = form, obj, out
-        for part in form.split(obj):
-            out.append(self.value(part))  # noqa: PERF401 (its length is our place in the path)
-        del self.above[id(obj)]
         if form is _PLAIN:
-            return dict(zip(obj, out, strict=True))
-        return out if form.tag == "list" else {_TAG: [form.tag, *out]}
+            for key, part in obj.items():
+                is_json = _IS_JSON.get(type(part))
+                out[key] = part if is_json and is_json(part) else self.value(part)
+        else:
+            for part in form.split(obj):
+                out.append(self.value(part))
+        del self.above[id(obj)]
+        return out if form.tag in ("plain", "list") else {_TAG: [form.tag, *out]}
 
     def other(self, obj: Any) -> object:
         """Encode an array, an object of the hook's, or a pickle; once, however often it occurs."""
@@ -213,24 +208,26 @@ class _Encoder:
 
 
 def _place(key: object) -> str:
-    """Name the child at *key* as code would."""
     return f".{key}" if type(key) is str and key.isidentifier() else f"[{repr(key)[:99]}]"
 
 
 def _is_text(text: str) -> bool:
     """Whether *text* has no lone surrogate; JSON would merge two of them into one character."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
+    return text.isascii() or text.encode("utf-8", "ignore").decode() == text
+
+
+def _is_plain(obj: dict[Any, Any]) -> bool:
+    for key in obj:
+        if type(key) is not str or not key.isascii():
+            return False
+    return _TAG not in obj
 
 
 def _bulk(kind: type, obj: Any) -> tuple[str, bytes, str] | None:
     """Make kind, bytes and meta of a leaf of something long and plain; None declines."""
     if kind in (bytes, bytearray):
         return kind.__name__, obj, ""
-    types = set(map(type, obj))
-    code = {int: "q", float: "d"}.get(types.pop()) if len(types) == 1 else None
+    code = _CODES.get((*set(map(type, obj)),))
     try:
         return (kind.__name__, struct.pack(f"<{len(obj)}{code}", *obj), code) if code else None
     except struct.error:  # An int has more than 64 bits.
@@ -253,14 +250,14 @@ def _dict_form(kind: Any, rest: str) -> _Form:
     def make(state: Any, *items: Any) -> object:
         out = kind(state) if kind is defaultdict else kind()
         if rest == "__dict__":
-            vars(out).update(state)
+            vars(out).update(state or {})
         for key, child in zip(items[::2], items[1::2], strict=True):
             out[key] = child
         return out
 
     return _Form(
         kind.__name__, (),
-        lambda d: [getattr(d, rest, None), *(part for pair in d.items() for part in pair)], make,
+        lambda d: [getattr(d, rest, 0) or None, *(x for pair in d.items() for x in pair)], make,
         lambda d, index: _place([*d][(index - 1) // 2] if index else rest))  # fmt: skip
 
 
@@ -269,10 +266,7 @@ def _torch_value(kind: str, text: Any) -> object:
 
     if kind in ("device", "Size"):
         return getattr(torch, kind)(text)
-    value = vars(torch)[text.removeprefix("torch.")]  # getattr may import parts of torch.
-    if type(value).__name__ not in _TORCH_KINDS:
-        raise ValueError(f"{text} is no constant")
-    return value
+    return {str(v): v for v in vars(torch).values() if type(v).__name__ in _TORCH_KINDS}[text]
 
 
 def _dtype_spec(dtype: Any) -> Any:
@@ -305,12 +299,12 @@ def _unpickled(_: object, data: memoryview) -> object:
 
 # fmt: off
 _BULKY = (bytes, bytearray, list, tuple)
+_CODES: dict[Any, str] = {(int,): "q", (float,): "d"}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, list, dict, set, str, tuple)}
 _TORCH_KINDS = ("dtype", "layout", "memory_format", "qscheme")
 _IS_JSON: dict[type, Callable[[Any], bool]] = {
     str: _is_text, float: math.isfinite, int: lambda n: -_INT_MAX <= n < _INT_MAX,
-    bool: lambda _: True, NoneType: lambda _: True,
-}
+    **dict.fromkeys((bool, NoneType), lambda _: True)}
 _FORMS: dict[Any, _Form] = {
     int: _Form("int", (str,), lambda n: [hex(n)], lambda text: int(text, 16)),
     float: _Form("float", (str,), lambda x: [struct.pack(">d", x).hex()],
@@ -318,11 +312,11 @@ _FORMS: dict[Any, _Form] = {
     complex: _Form("complex", (float,), lambda z: [z.real, z.imag], complex),
     str: _Form("str", (str,), lambda s: [s.encode("utf-8", "surrogatepass").hex()],
                lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass")),
-    bytes: _Form("bytes", (str,), lambda b: [b.hex()], bytes.fromhex),
-    bytearray: _Form("bytearray", (str,), lambda b: [b.hex()], bytearray.fromhex),
-    list: _Form("list", (), list, lambda *items: list(items)),
+    **{kind: _Form(kind.__name__, (str,), lambda b: [b.hex()], kind.fromhex)
+       for kind in (bytes, bytearray)},
+    list: _Form("list", (), list, lambda *items: [*items]),
     tuple: _Form("tuple", (), tuple, lambda *items: items),
-    set: _Form("set", (), list, lambda *items: set(items), lambda *_: "{...}"),
+    set: _Form("set", (), list, lambda *items: {*items}, lambda *_: "{...}"),
     frozenset: _Form("frozenset", (), list, lambda *items: frozenset(items), lambda *_: "{...}"),
     deque: _Form("deque", (), lambda d: [*d, d.maxlen], lambda *d: deque(d[:-1], d[-1])),
     # Two of them may have attributes: torch keeps a state dict's _metadata there.
@@ -333,19 +327,18 @@ _FORMS: dict[Any, _Form] = {
     range: _Form("range", (int,), lambda r: [r.start, r.stop, r.step], range),
     slice: _Form("slice", (), lambda s: [s.start, s.stop, s.step], slice),
     date: _Form("date", (int,), lambda d: [d.year, d.month, d.day], date),
-    datetime: _Form("datetime", (),
-                    lambda d: [*d.timetuple()[:6], d.microsecond, d.tzinfo, d.fold],
+    datetime: _Form("datetime", (), lambda d: [*d.timetuple()[:6], d.microsecond, d.tzinfo, d.fold],
                     lambda *d: datetime(*d[:-1], fold=d[-1])),
     timedelta: _Form("timedelta", (int,), lambda d: [d.days, d.seconds, d.microseconds], timedelta),
     timezone: _Form("timezone", (timedelta, str), lambda z: z.__getinitargs__(), timezone),
     Fraction: _Form("Fraction", (int,), lambda f: [f.numerator, f.denominator], Fraction),
     **{kind: _Form(kind.__name__, (str,), lambda p: [str(p)], kind)
        for kind in (Decimal, UUID, PurePosixPath, PureWindowsPath, type(Path()))},
-    # As arrays of one element, these two would lose trailing zeros.
-    np.str_: _Form("numpy.str_", (str,), lambda s: [str(s)], np.str_),
+    # As arrays of one element, or by str(), these would lose trailing zeros.
+    np.str_: _Form("numpy.str_", (str,), lambda s: [str.__str__(s)], np.str_),
     np.bytes_: _Form("numpy.bytes_", (bytes,), lambda b: [bytes(b)], np.bytes_),
 }
-_PLAIN = _Form("", (), lambda d: d.values(), dict, lambda d, index: _place([*d][index]))
+_PLAIN = _Form("plain", (), lambda d: d.values(), dict, lambda d, index: _place([*d][index]))
 _SCALAR = _Form("numpy", (), lambda x: [_dtype_spec(x.dtype), x.tobytes()],
                 lambda spec, data: _array(data, spec, (), "C")[()])
 _TORCH = _Form("torch", (), lambda x: [type(x).__name__, [*x] if type(x).__name__ == "Size"

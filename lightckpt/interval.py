@@ -89,7 +89,7 @@ class IntervalTuner:
 
 @dataclass
 class ModeTrial:
-    """Compares overlapped with stop-and-copy checkpoints on the run itself, in alternating turns."""
+    """Compares overlapped with stop-and-copy versions on the run itself, in alternating turns."""
 
     times: dict[str, list[float]] = field(default_factory=lambda: {"overlap": [], "stop": []})
     turn: int = 0

@@ -108,7 +108,7 @@ _END = object()
 
 def _generators_of(source: Any) -> dict[str, torch.Generator]:
     """Return the private generators of a DataLoader and its sampler."""
-    found = {}
+    found: dict[str, torch.Generator] = {}
     for name in ("generator", "sampler.generator", "batch_sampler.sampler.generator"):
         owner: Any = source
         for part in name.split("."):

@@ -225,8 +225,11 @@ def _set_options(group: dict[str, Any], saved: dict[str, Any]) -> None:
         del group[key]
     for key, value in saved.items():
         held = group.get(key)
-        same = isinstance(value, Tensor) and isinstance(held, Tensor)
-        if same and held.shape == value.shape and held.dtype == value.dtype:
+        if (
+            isinstance(value, Tensor)
+            and isinstance(held, Tensor)
+            and (held.shape, held.dtype) == (value.shape, value.dtype)
+        ):
             held.copy_(value)  # whoever shares the tensor sees the value
         else:
             group[key] = value
@@ -251,7 +254,8 @@ def _make_state(
             _place(places, entry.path, tensor)
         elif kind == "shared":
             _, name, key = entry.path
-            tensor = maker.tensor_for(entry, run.optimizers[name].state.get(key), None)
+            shared: dict[Any, Any] = run.optimizers[name].state
+            tensor = maker.tensor_for(entry, shared.get(key), None)
             whole[name][key] = tensor
             _place(places, entry.path, tensor)
         elif kind == "grad" and not entry.path[-1].startswith("<"):
@@ -267,8 +271,8 @@ def _make_state(
             wanted[name].setdefault(places[tuple(path)], {})[key] = value
     if run.grads:
         saved = {entry.path[1:] for entry in manifest.entries if entry.path[0] == "grad"}
-        for path, tensor in places.items():
-            if isinstance(tensor, nn.Parameter) and path not in saved:
+        for place, tensor in places.items():
+            if isinstance(tensor, nn.Parameter) and place not in saved:
                 tensor.grad = None
     for name, optimizer in run.optimizers.items():
         for owner in optimizer.state.keys() - wanted[name].keys() - whole[name].keys():

@@ -146,12 +146,12 @@ def estimate_bytes(run: Run, keep: int) -> int:
     tensors = {id(t): t for t in run.tensors.values()}
     for model in run.models.values():
         tensors |= {id(held.tensor): held.tensor for held in held_tensors(model)}
-    plain = sum(
+    plain: int = sum(
         t.numel() * t.element_size()
         for t in tensors.values()
         if not is_uninitialised(t) and id(t) not in owned
     )
-    state = sum(owned.values())
+    state: int = sum(owned.values())
     return (plain + state * (1 + STATE_PER_PARAMETER)) * (keep + 1)
 
 

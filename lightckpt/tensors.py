@@ -95,7 +95,7 @@ def refuse_storage(tensor: Tensor) -> str:
 def raw_bytes(tensor: Tensor) -> memoryview:
     """Return the elements of a cpu tensor in logical order as bytes; copies only if it must."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

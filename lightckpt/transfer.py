@@ -6,6 +6,7 @@ expanded ones, other strides than saved) are copied from the mapped extent after
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,13 +42,19 @@ class Target:
 
 
 def stored_view(buffer: Any, entry: TensorEntry) -> Tensor:
-    """Return the stored tensor of *entry* as a view of its extent's bytes, without a copy."""
+    """Return the stored tensor of *entry* as a view of its extent's bytes, without a copy.
+
+    Args:
+        buffer: the extent, as a buffer or as a tensor of bytes: views of one tensor share storage.
+    """
     dtype = dtype_of(entry.dtype)
     if 0 in entry.shape:
         return torch.empty(entry.shape, dtype=dtype)
-    bytes_ = torch.frombuffer(buffer, dtype=torch.uint8)[entry.offset :]
+    whole = buffer if isinstance(buffer, Tensor) else torch.frombuffer(buffer, dtype=torch.uint8)
+    bytes_ = whole[entry.offset :]
     if entry.packed:
-        stored = tuple(n if s else min(n, 1) for n, s in zip(entry.shape, entry.stride, strict=True))
+        sizes = zip(entry.shape, entry.stride, strict=True)
+        stored = tuple(n if s else min(n, 1) for n, s in sizes)
         size = torch.Size(stored).numel() * dtype.itemsize
         return bytes_[:size].view(dtype).reshape(stored).expand(entry.shape)
     size = entry.span_bytes()
@@ -72,7 +79,7 @@ def check_sharing(store: Store, version: int, targets: list[Target]) -> None:
         if size:
             spans.append((begin, begin + size, target))
     spans.sort(key=lambda span: span[0])
-    for (begin, end, one), (later, _, other) in zip(spans, spans[1:], strict=False):
+    for (begin, end, one), (later, _, other) in pairwise(spans):
         if later >= end:
             continue
         a, b = one.entry, other.entry

@@ -31,7 +31,7 @@ class Standing(StrEnum):
 
 @dataclass
 class Trust:
-    """The standing of every extent, by the path of its first tensor; survives structure changes."""
+    """The standing of every extent by its first tensor's path; outlives structure changes."""
 
     quiet: dict[Path, int] = field(default_factory=dict)  # versions it stood still
     moved: dict[Path, str] = field(default_factory=dict)  # why it is volatile
@@ -54,22 +54,20 @@ class Trust:
     def saw_change(self, path: Path, why: str) -> None:
         self.moved.setdefault(path, why)
 
-    def to_recheck(self, paths: Sequence[Path], sizes: Sequence[int]) -> list[int]:
-        """Return the indexes of *paths* whose checksums this version should compare again.
+    def is_settled(self, path: Path) -> bool:
+        """Has it streamed quietly for so long that only its turn in the rotation is left?"""
+        return self.quiet.get(path, 0) >= PROBATION_VERSIONS + RECHECKED_VERSIONS
 
-        All that are new to streaming, and of the others consecutive ones that together hold at
-        least ``ROTATING_SHARE`` of the bytes, going round.
-        """
-        newest = PROBATION_VERSIONS + RECHECKED_VERSIONS
-        chosen = {i for i, path in enumerate(paths) if self.quiet.get(path, 0) < newest}
+    def turn(self, sizes: Sequence[int]) -> list[int]:
+        """Return consecutive extents, going round, that hold ``ROTATING_SHARE`` of the bytes."""
         budget = sum(sizes) * ROTATING_SHARE
-        while len(chosen) < len(paths) and budget > 0:
-            index = self.rotation % len(paths)
+        chosen: list[int] = []
+        while budget > 0 and len(chosen) < len(sizes):
+            chosen.append(self.rotation % len(sizes))
+            budget -= max(1, sizes[chosen[-1]])
             self.rotation += 1
-            budget -= max(1, sizes[index])
-            chosen.add(index)
-        return sorted(chosen)
+        return chosen
 
     def report(self) -> list[str]:
-        """Say which tensors are copied at the boundary because they were seen to change, and why."""
+        """Say which tensors were seen to change, and are copied at the boundary since."""
         return [f"{name_of(path)}: {why}" for path, why in sorted(self.moved.items())]

@@ -48,7 +48,7 @@ def plan_kills(*, steps: int, kills: int, seed: int) -> list[KillMoment]:
     assert steps >= steps_min(kills), f"{steps} steps have no room for {kills} kills"
     draw = random.Random(seed)
     room = steps - FIRST_KILL_STEP - STEPS_AFTER_LAST_KILL
-    edges = [FIRST_KILL_STEP + room * index // kills for index in range(kills + 1)]
+    edges = [FIRST_KILL_STEP + room * index // max(1, kills) for index in range(kills + 1)]
     return [
         KillMoment(draw.randrange(low, high), draw.random())
         for low, high in itertools.pairwise(edges)

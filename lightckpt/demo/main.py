@@ -98,6 +98,10 @@ def _run_all(options: Options, folder: Path, console: Console) -> Results:
                 path.unlink()
         stages.start("measure")
         measured = run_measured(job, stages.notify)
+    for said in sorted(folder.glob("*.stderr")):
+        if text := said.read_text(errors="replace").strip():
+            console.print(f"{said.stem} trainer said:", style="yellow")
+            console.print(text, markup=False, soft_wrap=True)
     draw(options.picture, lives, measured.timeline, total_steps=options.steps)
     return Results(
         parameters=golden.parameters,

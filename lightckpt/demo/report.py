@@ -13,14 +13,14 @@ from .results import Cost, Identity, Kill
 
 NAMES = {
     "plain": "none",
-    "lightckpt": "lightckpt",
+    "lightckpt": "lightckpt, overlap",
     "torch.save": "torch.save",
 }
 
 
 @dataclass(frozen=True)
 class Results:
-    """All that the demo found; ``persisted``: (tensor bytes, versions) of the killed run."""
+    """All that the demo found; ``persisted``: (bytes, versions) of the killed run."""
 
     parameters: int
     kills: list[Kill]
@@ -78,8 +78,8 @@ def show(console: Console, results: Results, options: Options) -> None:
     console.print(_identity_table(results.identity))
     size_bytes, versions = results.persisted
     console.print(
-        f"Persisted by the killed run: {size_bytes / 1e9:.2f} GB of tensors in {versions} "
-        f"versions. Picture: {results.picture}",
+        f"Persisted by the killed run: {size_bytes / 1e9:.2f} GB in {versions} versions. "
+        f"Picture: {results.picture}",
         soft_wrap=True,
     )
     failures = results.failures(options)
@@ -133,14 +133,14 @@ def _kill_table(kills: list[Kill]) -> Table:
 
 def _cost_table(costs: dict[str, Cost]) -> Table:
     table = _table(
-        "A step in ms, without a checkpoint and with one each",
+        "A step in ms, alternating blocks: without a checkpoint, and with one each",
         "checkpoint",
         "step,\nmedian",
         "quartiles",
         "added,\nmedian",
-        "range over\nrounds",
+        "range",
         "added,\n%",
-        "steps",
+        "n",
     )
     plain_s = costs["plain"].median_s
     for method, cost in costs.items():

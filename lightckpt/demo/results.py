@@ -24,7 +24,7 @@ METHODS = ("plain", "lightckpt", "torch.save")
 class Finished:
     """A report that iteration ``step`` has ended; ``loss`` as the bits of a float32.
 
-    What was persisted is counted from the start of the process, in versions known committed.
+    What was persisted is counted from the start of the process.
     """
 
     step: int
@@ -150,9 +150,9 @@ def costs(samples: list[tuple[str, int, int]]) -> dict[str, Cost]:
 
 
 def persisted(lives: list[Life]) -> tuple[int, int]:
-    """Return (tensor bytes, count) of the versions committed in *lives*, as last reported.
+    """Return (bytes, versions) that were persisted in *lives*, as each last reported.
 
-    A version that was committed just before a kill may not have been counted any more.
+    What was persisted between the last report and a kill is not counted.
     """
     last = [life.finished[-1] for life in lives if life.finished]
     return (

@@ -143,16 +143,19 @@ def _draw_phase(
     _bar(axes, (begin, backward), TRAIN_LANE, FORWARD)
     _bar(axes, (backward, end), TRAIN_LANE, UPDATE)
     for version in versions:
-        guard = _span(version["guard_ns"], origin_ns)
-        if guard and backward <= guard[0] <= end:
-            _bar(axes, guard, TRAIN_LANE, GUARD)
+        for wait in version["guard_ns"]:
+            guard = _span(wait, origin_ns)
+            if guard and backward <= guard[0] <= end:
+                _bar(axes, guard, TRAIN_LANE, GUARD)
 
 
 def _draw_version(
     axes: "Axes", version: dict[str, Any], color: str, origin_ns: int, limits: Span
 ) -> None:
-    if boundary := _span(version["boundary_ns"], origin_ns):
-        _bar(axes, boundary, TRAIN_LANE, STALL)
+    # Waiting for a version is part of the next boundary, and drawn as such.
+    for wait in (version["boundary_ns"], version["settle_ns"]):
+        if stall := _span(wait, origin_ns):
+            _bar(axes, stall, TRAIN_LANE, STALL)
     spans = sorted(
         (_ms(start, origin_ns), _ms(end, origin_ns)) for start, end, _size in version["copies"]
     )

@@ -71,10 +71,10 @@ def build(job: Job) -> Run:
     return Run(model, optimizer, scheduler, loader)
 
 
-def open_checkpointer(job: Job, run: Run) -> lightckpt.Checkpointer:
+def open_checkpointer(job: Job, run: Run, *, mode: str = "auto") -> lightckpt.Checkpointer:
     """Open the store of *job* for *run*: all that a training script adds, but for the loop."""
     return lightckpt.Checkpointer(
-        job.store, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler
+        job.store, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, mode=mode
     )
 
 
@@ -94,33 +94,21 @@ def train_checkpointed(job: Job, run: Run, report: Reporter) -> None:
     begin_ns = time.monotonic_ns()
     done = checkpointer.restore()
     report.send("restored", step=done, begin_ns=begin_ns, end_ns=time.monotonic_ns())
-    persisted = Persisted(checkpointer)
     loss: float | None = None
     for _step, batch in checkpointer.iterate(run.loader, start=done, epochs=EPOCHS):
         if loss is not None:
-            _report_finished(report, done, loss, persisted.count())
+            _report_finished(report, done, loss, _persisted(checkpointer))
         loss = run.update(batch)
         done += 1
-    checkpointer.close()
+    checkpointer.wait()
     if loss is not None:
-        _report_finished(report, done, loss, persisted.count())
+        _report_finished(report, done, loss, _persisted(checkpointer))
+    checkpointer.close()
 
 
-class Persisted:
-    """Counts the versions that were committed, and their tensors' bytes, from the timeline."""
-
-    def __init__(self, checkpointer: lightckpt.Checkpointer) -> None:
-        self._checkpointer, self._step = checkpointer, -1
-        self._bytes = self._versions = 0
-
-    def count(self) -> dict[str, int]:
-        """Return the totals so far; to be asked more often than the timeline is long."""
-        for record in list(self._checkpointer.timeline):
-            if record.step > self._step and record.commit_ns is not None and record.commit_ns[1]:
-                self._bytes += sum(size for _start, _end, size in record.copies)
-                self._versions += 1
-                self._step = record.step
-        return {"persisted_bytes": self._bytes, "persisted_versions": self._versions}
+def _persisted(checkpointer: lightckpt.Checkpointer) -> dict[str, int]:
+    info = checkpointer.info()
+    return {"persisted_bytes": info.bytes_persisted, "persisted_versions": info.commits}
 
 
 def _report_finished(report: Reporter, step: int, loss: float, persisted: dict[str, int]) -> None:

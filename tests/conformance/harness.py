@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 import cases
 import lightckpt
 import more_cases
@@ -98,8 +100,9 @@ def _names_in_extra_state(run: Run) -> set[str]:
     names: set[str] = set()
     for model in run.models.values():
         for module in model.modules():
-            if "get_extra_state" in vars(type(module)):
-                names |= set(module.get_extra_state())
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                state = module.get_extra_state()
+                names |= set(state) if isinstance(state, dict) else set()
     return names
 
 

@@ -41,7 +41,7 @@ class Record:
     marked: int = 0  # steps done whose mark() has returned
     durable: int = 0  # the newest step that wait() vouched for
     final: FP | None = None
-    step_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)  # minus when it began, until it ends
 
     def promised(self, case: Case) -> int:
         """The oldest step that the next life may find."""
@@ -104,7 +104,7 @@ class Chain:
         step = self._chance.randint(min(record.start, self._total - 1), self._total - 1)
         while record.begun < step and record.start < self._total:
             assert self._next_report(record), "it died of something else"
-        known = [s for r in self._lives for s in r.step_seconds]
+        known = [s for r in self._lives for s in r.step_seconds if s > 0]
         delay = 1.5 * self._chance.random() * statistics.median(known or [0.001])
         self.story.append(f"killed {1e3 * delay:.2f} ms into step {step}")
         deadline = time.monotonic() + delay

@@ -400,10 +400,12 @@ def layer_added(seed: int) -> Run:
     opt = torch.optim.Adam(net.parameters(), lr=1e-2)
     run = Run()
 
-    def grow() -> None:
+    def grow(value: float) -> None:
         if len(net["body"]) == 1:
-            torch.manual_seed(99 + seed)
-            net["body"].append(nn.Linear(4, 4))
+            layer = nn.Linear(4, 4)
+            nn.init.constant_(layer.weight, value)
+            nn.init.constant_(layer.bias, value)
+            net["body"].append(layer)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         for layer in net["body"]:
@@ -412,11 +414,11 @@ def layer_added(seed: int) -> Run:
 
     def loss(i: int) -> torch.Tensor:
         if i == 3:
-            grow()
+            grow(0.1)
             opt.add_param_group({"params": net["body"][1].parameters(), "lr": 1e-3})
         return regress(forward, i, 4, 2)
 
-    run._prepare = lambda step: grow() if step > 3 else None
+    run._prepare = lambda step: grow(0.1 + seed) if step > 3 else None
     return simple(run, net, opt, loss)
 
 

@@ -387,10 +387,10 @@ def embedding_grows(seed: int) -> Run:
     opt = torch.optim.Adam(net.parameters(), lr=1e-2)
     run = Run()
 
-    def grow() -> None:
+    def grow(value: float) -> None:
         weight = net["emb"].weight
         if len(weight) == 6:
-            weight.data = torch.cat([weight.data, torch.full((4, 4), 0.1 + seed)])
+            weight.data = torch.cat([weight.data, torch.full((4, 4), value)])
             net["emb"].num_embeddings = 10
             weight.grad = None
             state = opt.state[weight]
@@ -400,11 +400,11 @@ def embedding_grows(seed: int) -> Run:
 
     def loss(i: int) -> torch.Tensor:
         if i == 3:
-            grow()
+            grow(0.1)
         tokens = ints(i, len(net["emb"].weight), 8)
         return functional.cross_entropy(net["head"](net["emb"](tokens)), ints(i, 3, 8, salt=1))
 
-    run._prepare = lambda step: grow() if step > 3 else None
+    run._prepare = lambda step: grow(0.1 + seed) if step > 3 else None
     return simple(run, net, opt, loss)
 
 

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.conformance, pytest.mark.kill]
 IN_FRESH_PROCESSES = [
     "control_mlp_adamw",
     "global_opt_state",
-    "unfreeze_adds_group",
     "dropout_all_rngs",
     "loader_mid_epoch",
 ]

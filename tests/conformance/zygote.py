@@ -76,7 +76,11 @@ class Zygote:
         self._control.settimeout(START_SECONDS)
         with theirs, log.open("wb") as stderr:
             self._process = _python("zygote.py", theirs.fileno(), stderr)
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, *message: object, fds: tuple[int, ...] = ()) -> int | None:
         self._control.settimeout(REAP_SECONDS + START_SECONDS)
@@ -84,7 +88,7 @@ class Zygote:
         return self._answer()
 
     def _answer(self) -> int | None:
-        packet = self._control.recv(1 << 12)
+        packet = self._control.recv(1 << 12)  # or the deadline passes
         assert packet, f"the zygote died: {self.log()}"
         return json.loads(packet)
 
@@ -148,6 +152,7 @@ def serve(control: socket.socket) -> None:
     import victim
 
     importlib.import_module("torch._dynamo")  # for the case that compiles its model
+    importlib.import_module("lightckpt.checkpointer")
 
     faulthandler.enable()
     children: set[int] = set()
@@ -168,6 +173,7 @@ def serve(control: socket.socket) -> None:
         control.send(json.dumps(answer).encode())
     for pid in children:
         os.kill(pid, signal.SIGKILL)
+    os._exit(0)  # an orderly end of all that was imported takes seconds
 
 
 def _fork(fd: int, control: socket.socket, live) -> int:
