@@ -122,7 +122,8 @@ uint64_t copy_once(std::vector<std::byte>& target, const std::vector<std::byte>&
   const uint64_t part = lightckpt::round_up(source.size() / workers + 1, 4096);
   for (uint64_t at = 0; at < source.size(); at += part) {
     threads.emplace_back([&, at] {
-      lightckpt::copy_nt(target.data() + at, source.data() + at, std::min(part, source.size() - at));
+      lightckpt::copy_nt(target.data() + at, source.data() + at,
+                         std::min(part, source.size() - at));
       lightckpt::store_fence();
     });
   }
@@ -199,8 +200,8 @@ int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
     const uint32_t* table = nullptr;
     Bytes host_state;
     RETURN_IF_ERROR(engine.store().find(version, &found));
-    RETURN_IF_ERROR(decode_record(engine.store().media(), found.slot, *found.layout, &table,
-                                  &host_state));
+    RETURN_IF_ERROR(
+        decode_record(engine.store().media(), found.slot, *found.layout, &table, &host_state));
     *manifest = found.blob.data();
     *manifest_bytes = found.blob.size();
     *host = host_state.data();

@@ -18,8 +18,8 @@ enum class FlushMethod : uint32_t { kNone = 0, kClflush, kClflushopt, kClwb, kMs
 // Copies `bytes` bytes; whole target lines by non-temporal stores, ragged ends by plain ones.
 void copy_nt(void* target, const void* source, size_t bytes);
 
-// The same, and returns the CRC-32C of the bytes as they were read for the copy: each block is
-// summed, then copied out of the first-level cache, so a change in between cannot hide.
+// The same, and returns the CRC-32C of the bytes in the same loop: each block is summed, then
+// streamed out of the first-level cache a moment later.
 uint32_t copy_nt_crc(void* target, const void* source, size_t bytes);
 
 // The best write-back instruction this processor has.

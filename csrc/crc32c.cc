@@ -1,6 +1,6 @@
 // CRC-32C by table and by instruction. Joining chains needs "append n zero bytes" as an operator on
-// a checksum; it is linear over GF(2), so for a fixed n it is four tables of 256 entries, built once
-// by squaring the operator for one bit.
+// a checksum; it is linear over GF(2), so for a fixed n it is four tables of 256 entries, built
+// once by squaring the operator for one bit.
 #include "crc32c.h"
 
 #include <array>
@@ -14,7 +14,7 @@ namespace lightckpt {
 namespace {
 
 constexpr uint32_t kPolynomial = 0x82f63b78u;  // reflected
-constexpr size_t kLaneBytes = 1024;
+constexpr size_t kLaneBytes = kCrcLaneBytes;
 constexpr size_t kLanes = 4;
 
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
@@ -36,8 +36,6 @@ constexpr Tables make_byte_tables() {
 }
 
 constexpr Tables kByteTables = make_byte_tables();
-
-#if defined(__x86_64__)
 
 using Matrix = std::array<uint32_t, 32>;  // column i: the image of bit i
 
@@ -77,9 +75,10 @@ struct ShiftTable {
   }
 };
 
+#if defined(__x86_64__)
+
 __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(uint32_t crc, const void* data,
                                                         size_t bytes) {
-  static const ShiftTable shift_lane(kLaneBytes);
   const auto* p = static_cast<const unsigned char*>(data);
   uint64_t c0 = ~crc;
   while (bytes >= kLanes * kLaneBytes) {
@@ -95,9 +94,8 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(uint32_t crc, const void
       c2 = _mm_crc32_u64(c2, w2);
       c3 = _mm_crc32_u64(c3, w3);
     }
-    uint32_t joined = shift_lane(static_cast<uint32_t>(c0)) ^ static_cast<uint32_t>(c1);
-    joined = shift_lane(joined) ^ static_cast<uint32_t>(c2);
-    c0 = shift_lane(joined) ^ static_cast<uint32_t>(c3);
+    c0 = crc32c_join_lanes(static_cast<uint32_t>(c0), static_cast<uint32_t>(c1),
+                           static_cast<uint32_t>(c2), static_cast<uint32_t>(c3));
     p += kLanes * kLaneBytes;
     bytes -= kLanes * kLaneBytes;
   }
@@ -114,6 +112,11 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(uint32_t crc, const void
 #endif
 
 }  // namespace
+
+uint32_t crc32c_join_lanes(uint32_t first, uint32_t second, uint32_t third, uint32_t fourth) {
+  static const ShiftTable shift_lane(kLaneBytes);
+  return shift_lane(shift_lane(shift_lane(first) ^ second) ^ third) ^ fourth;
+}
 
 uint32_t crc32c_portable(uint32_t crc, const void* data, size_t bytes) {
   const auto* p = static_cast<const unsigned char*>(data);

@@ -12,6 +12,11 @@ namespace lightckpt {
 // Continues `crc` (0 to begin) over `bytes` bytes.
 uint32_t crc32c(uint32_t crc, const void* data, size_t bytes);
 
+// A copy that sums as it goes runs four chains by itself, over consecutive lanes of this size; this
+// joins their registers (not inverted: the first chain starts from ~crc, the others from 0).
+inline constexpr size_t kCrcLaneBytes = 1024;
+uint32_t crc32c_join_lanes(uint32_t first, uint32_t second, uint32_t third, uint32_t fourth);
+
 // The same without special instructions: the reference that tests compare with.
 uint32_t crc32c_portable(uint32_t crc, const void* data, size_t bytes);
 

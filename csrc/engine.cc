@@ -81,8 +81,7 @@ std::unique_ptr<Engine::Batch> Engine::new_batch() {
 
 // Cuts spans into chunks; consecutive extents lie one behind the other, so the media is written
 // from front to back.
-Status Engine::cut(const Layout& layout, uint64_t area, std::span<const Span> spans,
-                   Batch* batch) {
+Status Engine::cut(const Layout& layout, uint64_t area, std::span<const Span> spans, Batch* batch) {
   for (const Span& span : spans) {
     if (span.extent >= layout.extent_bytes.size()) {
       return {Code::kInvalid, "extent " + std::to_string(span.extent) + " of " +
@@ -272,8 +271,8 @@ void Engine::work() {
       batch->remaining -= end - begin;
     }
     if (batch->remaining > 0) continue;
-    const bool drains_early = batch->op == Op::kWrite &&
-                              store_->media().granularity() == Granularity::kPage;
+    const bool drains_early =
+        batch->op == Op::kWrite && store_->media().granularity() == Granularity::kPage;
     finish(batch);
     if (!drains_early) continue;
     // Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.

@@ -1,8 +1,9 @@
 // Engine: worker threads that move extents between memory and one store.
 //
-// Work comes in batches (a layer to write, a version to read, a commit); a batch is cut into chunks,
-// and workers take runs of chunks of at most a MiB from the oldest unfinished batch. So batches
-// start in order, all cores work on one, and a wait for the first is not held up by the last.
+// Work comes in batches (a layer to write, a version to read, a commit); a batch is cut into
+// chunks, and workers take runs of chunks of at most a MiB from the oldest unfinished batch. So
+// batches start in order, all cores work on one, and a wait for the first is not held up by the
+// last.
 //
 //   begin -> submit(write)... -> wait(copied) -> commit -> wait(durable)     or drop at any point
 //
@@ -13,8 +14,8 @@
 // A batch's source memory must not change until it is done. The engine cannot know; its callers
 // compare version counters, or checksums through the check operation.
 //
-// Threads: submit, wait and stat from any; begin, commit, drop from one at a time. Workers block all
-// signals but those that a fault in them raises.
+// Threads: submit, wait and stat from any; begin, commit, drop from one at a time. Workers block
+// all signals but those that a fault in them raises.
 #pragma once
 
 #include <array>
@@ -66,8 +67,8 @@ class Engine {
   // kTimeout, the batch's failure, kChanged where checksums did not match, or done.
   Status wait(uint64_t batch, int64_t timeout_ns, Report* report);
   Status commit(Bytes host, uint64_t* batch);
-  // Chunks that no worker has taken are left out. kTimeout: a worker is still in its chunk; the next
-  // begin tries again.
+  // Chunks that no worker has taken are left out. kTimeout: a worker is still in its chunk; the
+  // next begin tries again.
   Status drop(int64_t timeout_ns);
 
   struct Counters {
@@ -117,11 +118,12 @@ class Engine {
 
   std::unique_ptr<Store> store_;
 
-  mutable std::mutex mutex_;           // guards everything below
-  std::condition_variable has_work_;   // for workers
-  std::condition_variable has_done_;   // for waiters
+  mutable std::mutex mutex_;                  // guards everything below
+  std::condition_variable has_work_;          // for workers
+  std::condition_variable has_done_;          // for waiters
   std::deque<std::unique_ptr<Batch>> queue_;  // unfinished, oldest first
-  std::vector<std::unique_ptr<Batch>> spare_; // keep their capacity: steady state allocates nothing
+  std::vector<std::unique_ptr<Batch>>
+      spare_;  // keep their capacity: steady state allocates nothing
   std::vector<Finished> finished_;
   uint64_t next_number_ = 1;
   bool stopping_ = false;

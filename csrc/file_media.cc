@@ -168,8 +168,8 @@ Status FileMedia::allocate(uint64_t from, uint64_t to) {
 Status FileMedia::reserve() {
   capacity_ = read_only_ || device_ ? size_ : std::max(kReserveMin, size_ * kReserveFactor);
   reserved_bytes_ = capacity_ + kHugePage;
-  reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  reserved_ =
+      mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved_ == MAP_FAILED) {
     reserved_ = nullptr;
     return from_errno("cannot reserve " + mib(reserved_bytes_) + " of address space");
@@ -209,21 +209,23 @@ Status FileMedia::grow(uint64_t bytes) {
   const uint64_t before = size_;
   RETURN_IF_ERROR(allocate(before, bytes));
   // The new length must be durable before a slot refers to bytes beyond the old one.
-  if (granularity_ != Granularity::kVolatile && fsync(fd_) != 0) return from_errno("fsync " + path_);
+  if (granularity_ != Granularity::kVolatile && fsync(fd_) != 0)
+    return from_errno("fsync " + path_);
   return map(before, bytes);
 }
 
 Status FileMedia::check() const {
   if (guard_.tripped()) {
-    return {Code::kIo, path_ + " lost pages under its mapping: it was cut short or its device failed"};
+    return {Code::kIo,
+            path_ + " lost pages under its mapping: it was cut short or its device failed"};
   }
   struct stat file;
   if (fstat(fd_, &file) != 0) return from_errno("cannot stat " + path_);
   if (device_) return {};
   if (file.st_nlink == 0) return {Code::kIo, path_ + " was removed while it was open"};
   if (static_cast<uint64_t>(file.st_size) < size_) {
-    return {Code::kIo, path_ + " was cut to " + mib(static_cast<uint64_t>(file.st_size)) + " from " +
-                           mib(size_) + " while it was open"};
+    return {Code::kIo, path_ + " was cut to " + mib(static_cast<uint64_t>(file.st_size)) +
+                           " from " + mib(size_) + " while it was open"};
   }
   return {};
 }

@@ -1,113 +1,19 @@
 // The commit protocol. See store.h for what must always hold.
 #include "store.h"
 
-#include <fcntl.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "crc32c.h"
-#include "file_media.h"
 
 namespace lightckpt {
 namespace {
-
-constexpr uint64_t kSmallStore = 64 * 1024;
 
 template <typename Line>
 Bytes bytes_of(const Line& line) {
   return std::as_bytes(std::span(&line, 1));
 }
 
-Status sync_folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return from_errno("cannot open " + folder);
-  const int result = fsync(fd);
-  Status status = result == 0 ? Status() : from_errno("fsync of " + folder);
-  close(fd);
-  return status;
-}
-
-Status format(Media* media, uint32_t slots) {
-  uint64_t store_id = 0;
-  if (getrandom(&store_id, sizeof(store_id), 0) != sizeof(store_id)) return from_errno("getrandom");
-  struct timespec now = {};
-  clock_gettime(CLOCK_REALTIME, &now);
-  const uint64_t created = uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
-  const Header header = encode_header(store_id | 1, slots, created);
-  media->store(0, bytes_of(header));
-  media->flush(0, sizeof(header));
-  return media->drain();
-}
-
 }  // namespace
-
-Status Store::create(const std::string& path, const StoreOptions& options,
-                     std::unique_ptr<Media>* media) {
-  // Under another name until it is whole, so that a crash here leaves no half-made store. The
-  // writer's lock is held: nobody else uses this name.
-  const std::string unfinished = path + ".tmp";
-  unlink(unfinished.c_str());
-  const uint64_t least = heap_offset(options.slots) + kSmallStore;
-  const uint64_t bytes = std::max(least, round_up(options.bytes, kPageBytes));
-  RETURN_IF_ERROR(FileMedia::create(unfinished, options.media, bytes, media));
-  Status status = format(media->get(), options.slots);
-  if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
-    status = from_errno("cannot rename " + unfinished);
-  }
-  if (status.ok() && (*media)->granularity() != Granularity::kVolatile) {
-    status = sync_folder_of(path);
-  }
-  if (!status.ok()) unlink(unfinished.c_str());
-  return status;
-}
-
-Status Store::open(const std::string& path, const StoreOptions& options,
-                   std::unique_ptr<Store>* store) {
-  if (options.media == MediaKind::kHeap) {
-    const uint64_t bytes = std::max(options.bytes, heap_offset(options.slots) + kSmallStore);
-    return open(std::make_unique<HeapMedia>(bytes, bytes), options, true, store);
-  }
-  std::unique_ptr<Store> opened(new Store());
-  struct stat file = {};
-  const bool exists = stat(path.c_str(), &file) == 0;
-  if (exists && S_ISDIR(file.st_mode)) {
-    return {Code::kInvalid, path + " is a directory; a store is a file"};
-  }
-  if (!exists && errno != ENOENT) return from_errno("cannot look at " + path);
-  if (!exists && (!options.create || options.read_only)) {
-    return {Code::kNotFound, "there is no store at " + path};
-  }
-  RETURN_IF_ERROR(opened->lock_.acquire(path, !options.read_only));
-  if (exists || stat(path.c_str(), &file) == 0) {
-    RETURN_IF_ERROR(
-        FileMedia::open(path, options.media, options.read_only, &opened->media_));
-  } else {
-    RETURN_IF_ERROR(create(path, options, &opened->media_));
-  }
-  opened->read_only_ = options.read_only;
-  if (Status status = opened->scan(); !status.ok()) {
-    return {status.code(), path + ": " + status.message()};
-  }
-  *store = std::move(opened);
-  return {};
-}
-
-Status Store::open(std::unique_ptr<Media> media, const StoreOptions& options, bool format_it,
-                   std::unique_ptr<Store>* store) {
-  std::unique_ptr<Store> opened(new Store());
-  opened->media_ = std::move(media);
-  opened->read_only_ = options.read_only;
-  if (format_it) RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
-  RETURN_IF_ERROR(opened->scan());
-  *store = std::move(opened);
-  return {};
-}
 
 // Reads every slot and the manifests they reach.
 Status Store::scan() {
@@ -128,7 +34,8 @@ Status Store::scan() {
 
 void Store::sort_versions() {
   std::ranges::sort(versions_, [](const Version& a, const Version& b) {
-    return std::tie(a.slot.generation, a.slot.version) > std::tie(b.slot.generation, b.slot.version);
+    return std::tie(a.slot.generation, a.slot.version) >
+           std::tie(b.slot.generation, b.slot.version);
   });
 }
 
@@ -225,8 +132,8 @@ Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t
   if (new_manifest) attempt->slot.manifest_offset = take(attempt->slot.manifest_bytes, kPageBytes);
   const uint64_t bytes = attempt->layout->area_bytes;
   attempt->slot.record_offset = take(bytes, area_align(bytes));
-  const auto same = std::ranges::count_if(
-      kept, [&](const Version& v) { return v.layout->area_bytes == bytes; });
+  const auto same =
+      std::ranges::count_if(kept, [&](const Version& v) { return v.layout->area_bytes == bytes; });
   for (auto areas = static_cast<uint32_t>(same) + 1; areas < keep + 1; ++areas) {
     take(bytes, area_align(bytes));
   }
@@ -358,7 +265,8 @@ Status Store::rebase(uint64_t number) {
   }
   if (chosen == versions_.begin()) return {};
   const auto index = free_slot();
-  if (!index) return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
+  if (!index)
+    return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
 
   // The newer ones go, unless somebody reads them; a reader of the chosen one keeps its old slot.
   std::vector<uint32_t> retired;

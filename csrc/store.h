@@ -89,7 +89,8 @@ class Store {
   Status retire(const std::vector<uint32_t>& indexes);
   std::optional<uint32_t> free_slot() const;
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
-  Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep, bool new_manifest);
+  Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
+               bool new_manifest);
   Allocator allocator_of(const std::vector<Version>& kept) const;
 
   std::unique_ptr<Media> media_;

@@ -86,7 +86,7 @@ def expand(
 
 
 @contextmanager
-def open_any(path: Place) -> Iterator[Path]:
+def open_any(path: Place, progress: Progress | None = None) -> Iterator[Path]:
     """Give a path that can be opened as a store: *path*, or a compressed archive expanded.
 
     The expanded file lies where temporary files do, and is removed at the end of the block; what
@@ -96,7 +96,7 @@ def open_any(path: Place) -> Iterator[Path]:
         yield Path(path)
         return
     with tempfile.TemporaryDirectory(prefix="lightckpt-") as folder:
-        yield expand(path, folder)
+        yield expand(path, folder, progress=progress)
 
 
 def _named(dest: Path, step: int, suffix: str) -> Path:

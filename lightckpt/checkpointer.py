@@ -18,7 +18,7 @@ from .archive import Archiver
 from .driver import Driver, Stats
 from .errors import CheckpointError, CheckpointWarning, NotFoundError
 from .flight import Record
-from .hooks import optimizer_of, watch_forward, watch_optimizer
+from .hooks import glimpse_forward, optimizer_of, watch_forward, watch_optimizer
 from .loop import Loop
 from .settings import Settings, make_run, open_store
 from .ticket import Ticket
@@ -107,6 +107,9 @@ class Checkpointer:
         self._explicit = False  # iterate or mark has been used
         self._owner = os.getpid()
         self._handles = [h for name in run.optimizers for h in self._watch(name)]
+        # A long evaluation must not keep the last step from becoming durable.
+        poll = _weakly(self, Checkpointer._poll)
+        self._handles += [glimpse_forward(model, poll) for model in run.models.values()]
         self._at_exit = _weakly(self, Checkpointer._end_quietly)
         atexit.register(self._at_exit)
 
@@ -196,12 +199,15 @@ class Checkpointer:
             self._handles += [watch_forward(model, forward) for model in run.models.values()]
         return step
 
+    def _poll(self) -> None:
+        if not self._driver.store.closed:
+            self._driver.poll()
+
     def _entered(self, model: nn.Module) -> None:
         driver = self._driver
-        if driver.store.closed or driver.in_step:
+        if driver.store.closed or driver.in_step or self._explicit:
             return
-        if self._explicit or not driver.updated or not model.training:
-            driver.poll()
+        if not driver.updated or not model.training:
             return
         own = [name for name in driver.run.optimizers if "." not in name]
         if len(own) > 1:

@@ -1,8 +1,8 @@
-"""The command line: ``lightckpt ls``, ``show``, ``verify``, ``export``, ``archive``, ``doctor``, ``demo``.
+"""The command line: look at stores, check them, copy them, and see the demo.
 
 Tables go to standard output, progress and errors to standard error. With ``--json`` standard output
-is one JSON document. Exit codes: 0 it went well, 1 damage was found (``verify``; what ``demo`` means
-by 1 it says itself), 2 wrong usage, or a store or file that cannot be opened, read or made.
+is one JSON document. Exit codes: 0 it went well, 1 damage was found (``verify``; what ``demo``
+means by 1 it says itself), 2 wrong usage, or a store or file that cannot be opened, read or made.
 
 Only ``export`` and the trainers of ``demo`` import torch.
 """
@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
 
 from . import demo
+from ._core import Store, Version
 from .archive import archive, expand, open_any
 from .container import is_container
 from .doctor import Diagnosis, diagnose
@@ -103,8 +105,17 @@ def _parser() -> argparse.ArgumentParser:
 # The commands.
 
 
+@contextmanager
+def _opened(arguments: Arguments, *, workers: int) -> Iterator[Store]:
+    """Open PATH for reading; a compressed archive is expanded first."""
+    with ExitStack() as stack:
+        with _progress("expanding", arguments) as report:
+            path = stack.enter_context(open_any(arguments.path, report))
+        yield stack.enter_context(open_reader(path, workers=workers))
+
+
 def _ls(arguments: Arguments) -> int:
-    with open_any(arguments.path) as path, open_reader(path, workers=1) as store:
+    with _opened(arguments, workers=1) as store:
         facts = describe_store(store, arguments.path)
     if arguments.json:
         return _print_json(facts)
@@ -115,9 +126,9 @@ def _ls(arguments: Arguments) -> int:
 
 
 def _show(arguments: Arguments) -> int:
-    with open_any(arguments.path) as path, open_reader(path, workers=1) as store:
-        version = must_pin(store, arguments.path, arguments.step)
+    with _opened(arguments, workers=1) as store:
         facts = describe_store(store, arguments.path)
+        version = must_pin(store, arguments.path, arguments.step)
         facts["shown"] = describe_contents(store, version)
     if arguments.json:
         return _print_json(facts)
@@ -138,21 +149,16 @@ def _show(arguments: Arguments) -> int:
 def _verify(arguments: Arguments) -> int:
     results: list[dict[str, Any]] = []
     seen: set[tuple[int, int]] = set()
-    with open_any(arguments.path) as path, open_reader(path) as store:
-        while (version := pin_newest(store, without=seen)) is not None:
+    with _opened(arguments, workers=0) as store:
+        # As many as there are now: a trainer may go on making new ones.
+        for _ in store.versions():
+            version = pin_newest(store, without=seen)
+            if version is None:
+                break
             seen.add(identity(version))
-            result: dict[str, Any] = {"step": version.step, "version": version.version}
-            try:
-                manifest = read_manifest(store, version)
-                result |= {"error": "", "bytes": sum(manifest.extents)}
-                with _progress(f"step {version.step}", arguments) as report:
-                    result["bad"] = verify(store, version, manifest, report)
-            except FormatError as error:
-                result |= {"error": str(error), "bytes": 0, "bad": []}
+            results.append(_verify_one(store, version, arguments))
             if not version.damaged:
                 store.pin(version.version, pinned=False)
-            result["ok"] = not result["error"] and not result["bad"]
-            results.append(result)
     if not results:
         raise NotFoundError(f"{arguments.path} holds no version yet")
     damaged = not all(result["ok"] for result in results)
@@ -163,8 +169,23 @@ def _verify(arguments: Arguments) -> int:
     return EXIT_DAMAGED if damaged else EXIT_OK
 
 
+def _verify_one(store: Store, version: Version, arguments: Arguments) -> dict[str, Any]:
+    result: dict[str, Any] = {"step": version.step, "version": version.version}
+    try:
+        manifest = read_manifest(store, version)
+        with _progress(f"step {version.step}", arguments) as report:
+            bad = verify(store, version, manifest, report)
+        result |= {"bytes": sum(manifest.extents), "error": "", "bad": bad}
+    except FormatError as error:
+        result |= {"bytes": 0, "error": str(error), "bad": []}
+    return {**result, "ok": not result["error"] and not result["bad"]}
+
+
 def _export(arguments: Arguments) -> int:
-    from .export import export
+    try:
+        from .export import export
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"no {error.name}: pip install 'lightckpt[torch]'") from error
 
     with _waiting(f"exporting to {arguments.to}", arguments):
         export(
@@ -239,6 +260,11 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+def _add_row(table: Table, *cells: str, style: str = "") -> None:
+    """Add a row of plain text: a name may hold what rich would take for markup."""
+    table.add_row(*map(Text, cells), style=style)
+
+
 def _version_table(versions: list[dict[str, Any]]) -> Table:
     numbers = ("step", "version", "generation", "extents", "bytes")
     table = _table(*numbers, "state", right=numbers)
@@ -246,7 +272,8 @@ def _version_table(versions: list[dict[str, Any]]) -> Table:
         words = ["latest"] if index == 0 else []
         words += ["damaged"] if version["damaged"] else []
         words += [f"pinned {version['pinned']}"] if version["pinned"] else []
-        table.add_row(
+        _add_row(
+            table,
             *(str(version[name]) for name in numbers[:-1]),
             decimal(version["area_bytes"]),
             ", ".join(words),
@@ -257,12 +284,12 @@ def _version_table(versions: list[dict[str, Any]]) -> Table:
 def _tensor_table(layers: list[dict[str, Any]]) -> Table:
     table = _table("tensor", "dtype", "shape", "bytes", "notes", right=("bytes",))
     for layer in layers:
-        table.add_row(layer["name"], "", "", decimal(layer["bytes"]), "", style="bold")
+        _add_row(table, layer["name"], "", "", decimal(layer["bytes"]), "", style="bold")
         for tensor in layer["tensors"]:
             shape = "x".join(map(str, tensor["shape"]))
             size = decimal(tensor["bytes"])
             dtype = tensor["dtype"]
-            table.add_row(f"  {tensor['name']}", dtype, shape, size, ", ".join(_notes(tensor)))
+            _add_row(table, f"  {tensor['name']}", dtype, shape, size, ", ".join(_notes(tensor)))
     return table
 
 
@@ -282,7 +309,7 @@ def _verify_table(results: list[dict[str, Any]]) -> Table:
         words = "ok" if result["ok"] else result["error"] or "damaged: " + ", ".join(result["bad"])
         style = "" if result["ok"] else "bold red"
         facts = (str(result["step"]), str(result["version"]), decimal(result["bytes"]))
-        table.add_row(*facts, words, style=style)
+        _add_row(table, *facts, words, style=style)
     return table
 
 
@@ -293,7 +320,7 @@ def _print_diagnosis(console: Console, found: Diagnosis) -> None:
         "what it is": f"{found.kind}{emulated}, {'a store' if found.is_store else 'no store yet'}",
         "file system": f"{found.filesystem} ({found.mount_options})",
         "granularity": f"{found.granularity}; flush by {found.flush_method}",
-        **{f"survives a {what}": answer for what, answer in found.survives.items()},
+        **{f"survives: {what}": answer for what, answer in found.survives.items()},
         "free": f"{decimal(found.free_bytes)} of {decimal(found.total_bytes)}",
         "workers": f"{found.workers} of {found.cores} cores",
         "huge pages": ", ".join(f"{name}: {value}" for name, value in found.huge_pages.items()),
@@ -306,12 +333,13 @@ def _print_diagnosis(console: Console, found: Diagnosis) -> None:
             "plain copy": f"{decimal(int(speed.copy_bytes_per_s))}/s",
             "commit": f"{speed.commit_ns / 1000:.0f} us",
         }
-    table = Table(box=SIMPLE_HEAD, show_header=False, title=found.path, title_justify="left")
+    table = Table(box=SIMPLE_HEAD, show_header=False)
     for name, value in rows.items():
-        table.add_row(name, value)
+        _add_row(table, name, value)
+    console.print(found.path, markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     for line in found.advice:
-        console.print(f"- {line}", markup=False, highlight=False)
+        console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 # Progress, on standard error, where somebody looks.

@@ -119,7 +119,8 @@ class Driver:
     def poll(self) -> None:
         """Commit what has been copied, if it is a moment when nothing changes tensors."""
         with self.lock:
-            if self.flight is not None and self.in_step == 0:
+            at_home = threading.get_ident() == self._thread
+            if self.flight is not None and at_home and self.in_step == 0:
                 try:
                     self.flight.poll()
                 except CheckpointError as error:

@@ -9,6 +9,7 @@ hook as plain Python, and goes on.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -41,11 +42,24 @@ def watch_optimizer(
 
 
 def watch_forward(model: nn.Module, entered: Callable[[nn.Module], None]) -> RemovableHandle:
-    """Call *entered* with *model* ahead of each of its forward calls."""
+    """Call *entered* with *model* ahead of each of its forward calls, compiled ones included."""
 
     @uncompiled
     def pre(module: nn.Module, _args: Any) -> None:
         entered(module)
+
+    return model.register_forward_pre_hook(pre)
+
+
+def glimpse_forward(model: nn.Module, entered: Callable[[], None]) -> RemovableHandle:
+    """Call *entered* ahead of forward calls, but leave compiled ones without a trace of it.
+
+    For what may be missed: a graph break there could forbid ``fullgraph=True``.
+    """
+
+    def pre(_module: nn.Module, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            entered()
 
     return model.register_forward_pre_hook(pre)
 

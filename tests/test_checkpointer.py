@@ -162,6 +162,47 @@ def test_steps_hold_exactly_the_state_at_their_boundary(path):
         assert_same(dict(loaded["model"]), dict(states[step][0]))
 
 
+def test_an_evaluation_makes_the_last_step_durable(path):
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer, mode="overlap") as c:
+        for i in range(8):
+            update(model, optimizer, i)
+            ticket = c.mark()
+        model.eval()
+        with torch.no_grad():
+            for _ in range(10_000):
+                model(torch.ones(2, 6))
+                if c._driver.flight._commit:
+                    break
+        assert c._driver.flight._commit, "no forward call committed it"
+        assert not ticket.durable  # nobody has waited for it yet
+        assert ticket.wait() == 8
+
+
+@pytest.mark.slow
+def test_compiled_steps_and_models_are_guarded(path):
+    def train(compiled):
+        model, optimizer = make()
+        torch.manual_seed(3)
+        forward = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        with lightckpt.Checkpointer(path, model=forward, optimizer=optimizer, mode="overlap",
+                                    on_error="raise") as c:  # fmt: skip
+            for _ in range(10):
+                optimizer.zero_grad()
+                forward(torch.ones(3, 6)).square().mean().backward()
+                step()
+                c.mark()
+            assert c._driver.trust.moved == {}
+            assert c._driver._plan.layers
+        return state_of(model, optimizer)
+
+    after = train(compiled=True)
+    loaded = lightckpt.load(path)
+    assert loaded["step"] == 10
+    assert_same(dict(loaded["model"]), dict(after[0]))
+
+
 # -- loops -----------------------------------------------------------------------------------------
 
 

@@ -15,15 +15,15 @@
 //   - In a child made by fork every call fails with LCKPT_E_INVALID: the child is inert.
 
 #define LCKPT_OK 0
-#define LCKPT_E_INVALID -1    /* the caller broke a rule of this header */
-#define LCKPT_E_IO -2         /* the media failed; nothing later will be committed */
-#define LCKPT_E_NOT_FOUND -3  /* no such file, version or batch */
-#define LCKPT_E_NO_SPACE -4   /* it does not fit; nothing was overwritten */
-#define LCKPT_E_BUSY -5       /* another process or handle holds the store */
-#define LCKPT_E_FORMAT -6     /* not a store, another format, truncated, or a checksum is wrong */
-#define LCKPT_E_TIMEOUT -7    /* not done within the time given */
-#define LCKPT_E_CHANGED -8    /* bytes differ from their checksums; the batch's report says where */
-#define LCKPT_E_ACCESS -9     /* not permitted, or read-only */
+#define LCKPT_E_INVALID -1   /* the caller broke a rule of this header */
+#define LCKPT_E_IO -2        /* the media failed; nothing later will be committed */
+#define LCKPT_E_NOT_FOUND -3 /* no such file, version or batch */
+#define LCKPT_E_NO_SPACE -4  /* it does not fit; nothing was overwritten */
+#define LCKPT_E_BUSY -5      /* another process or handle holds the store */
+#define LCKPT_E_FORMAT -6    /* not a store, another format, truncated, or a checksum is wrong */
+#define LCKPT_E_TIMEOUT -7   /* not done within the time given */
+#define LCKPT_E_CHANGED -8   /* bytes differ from their checksums; the batch's report says where */
+#define LCKPT_E_ACCESS -9    /* not permitted, or read-only */
 
 /* What has to happen before a store is durable: the media's granularity. */
 #define LCKPT_BYTE 0       /* caches are in the persistence domain (eADR): a fence is enough */
@@ -61,18 +61,18 @@ typedef struct {
 
 typedef struct {
   uint64_t store_id;
-  uint64_t bytes;            /* of the media now */
-  uint64_t free_bytes;       /* not reached from a valid slot */
-  uint32_t media;            /* LCKPT_MEDIA_, as found */
-  uint32_t granularity;      /* LCKPT_BYTE to LCKPT_VOLATILE */
-  uint32_t emulated;         /* granularity was forced */
+  uint64_t bytes;       /* of the media now */
+  uint64_t free_bytes;  /* not reached from a valid slot */
+  uint32_t media;       /* LCKPT_MEDIA_, as found */
+  uint32_t granularity; /* LCKPT_BYTE to LCKPT_VOLATILE */
+  uint32_t emulated;    /* granularity was forced */
   uint32_t slots;
   uint32_t workers;
-  uint32_t flush_method;     /* 0 none, 1 clflush, 2 clflushopt, 3 clwb, 4 msync */
-  uint64_t commits;          /* by this handle */
+  uint32_t flush_method; /* 0 none, 1 clflush, 2 clflushopt, 3 clwb, 4 msync */
+  uint64_t commits;      /* by this handle */
   uint64_t drops;
   uint64_t bytes_persisted;
-  uint64_t commit_ns;        /* the last commit: from the record's first byte to the drained slot */
+  uint64_t commit_ns; /* the last commit: from the record's first byte to the drained slot */
 } lckpt_info;
 
 typedef struct {
@@ -95,17 +95,18 @@ typedef struct {
 } lckpt_span;
 
 typedef struct {
-  uint64_t bytes;       /* moved or looked at so far */
+  uint64_t bytes; /* moved or looked at so far */
   uint64_t submit_ns;
-  uint64_t start_ns;    /* 0: not started */
-  uint64_t end_ns;      /* 0: not done */
-  uint32_t bad_count;   /* chunks that did not match */
-  uint32_t bad[15];     /* extents of the first of them */
+  uint64_t start_ns;  /* 0: not started */
+  uint64_t end_ns;    /* 0: not done */
+  uint32_t bad_count; /* chunks that did not match */
+  uint32_t bad[15];   /* extents of the first of them */
 } lckpt_report;
 
 const char* lckpt_errmsg(void);
 
-/* Opening never formats: with LCKPT_CREATE a missing path becomes a new store, nothing else does. */
+/* Opening never formats: with LCKPT_CREATE a missing path becomes a new store, nothing else does.
+ */
 int lckpt_open(const char* path, const lckpt_options* options, lckpt_store** store);
 /* Stops the workers; an attempt that was not committed is dropped. */
 int lckpt_close(lckpt_store** store);

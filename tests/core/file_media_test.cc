@@ -56,7 +56,7 @@ struct OnEachFileSystem : testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(FileMedia, OnEachFileSystem, testing::Values("disk", "tmpfs"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(OnEachFileSystem, what_the_path_is_is_found) {
   const auto media = created(path);

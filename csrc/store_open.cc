@@ -1,0 +1,104 @@
+// Making and opening stores: the only part of a store that deals in paths. See store.h.
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "file_media.h"
+#include "store.h"
+
+namespace lightckpt {
+namespace {
+
+constexpr uint64_t kSmallStore = 64 * 1024;
+
+Status sync_folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return from_errno("cannot open " + folder);
+  const int result = fsync(fd);
+  Status status = result == 0 ? Status() : from_errno("fsync of " + folder);
+  close(fd);
+  return status;
+}
+
+Status format(Media* media, uint32_t slots) {
+  uint64_t store_id = 0;
+  if (getrandom(&store_id, sizeof(store_id), 0) != sizeof(store_id)) return from_errno("getrandom");
+  struct timespec now = {};
+  clock_gettime(CLOCK_REALTIME, &now);
+  const uint64_t created = uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
+  const Header header = encode_header(store_id | 1, slots, created);
+  media->store(0, std::as_bytes(std::span(&header, 1)));
+  media->flush(0, sizeof(header));
+  return media->drain();
+}
+
+}  // namespace
+
+Status Store::create(const std::string& path, const StoreOptions& options,
+                     std::unique_ptr<Media>* media) {
+  // Under another name until it is whole, so that a crash here leaves no half-made store. The
+  // writer's lock is held: nobody else uses this name.
+  const std::string unfinished = path + ".tmp";
+  unlink(unfinished.c_str());
+  const uint64_t least = heap_offset(options.slots) + kSmallStore;
+  const uint64_t bytes = std::max(least, round_up(options.bytes, kPageBytes));
+  RETURN_IF_ERROR(FileMedia::create(unfinished, options.media, bytes, media));
+  Status status = format(media->get(), options.slots);
+  if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
+    status = from_errno("cannot rename " + unfinished);
+  }
+  if (status.ok() && (*media)->granularity() != Granularity::kVolatile) {
+    status = sync_folder_of(path);
+  }
+  if (!status.ok()) unlink(unfinished.c_str());
+  return status;
+}
+
+Status Store::open(const std::string& path, const StoreOptions& options,
+                   std::unique_ptr<Store>* store) {
+  if (options.media == MediaKind::kHeap) {
+    const uint64_t bytes = std::max(options.bytes, heap_offset(options.slots) + kSmallStore);
+    return open(std::make_unique<HeapMedia>(bytes, bytes), options, true, store);
+  }
+  std::unique_ptr<Store> opened(new Store());
+  struct stat file = {};
+  const bool exists = stat(path.c_str(), &file) == 0;
+  if (exists && S_ISDIR(file.st_mode)) {
+    return {Code::kInvalid, path + " is a directory; a store is a file"};
+  }
+  if (!exists && errno != ENOENT) return from_errno("cannot look at " + path);
+  if (!exists && (!options.create || options.read_only)) {
+    return {Code::kNotFound, "there is no store at " + path};
+  }
+  RETURN_IF_ERROR(opened->lock_.acquire(path, !options.read_only));
+  if (exists || stat(path.c_str(), &file) == 0) {
+    RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &opened->media_));
+  } else {
+    RETURN_IF_ERROR(create(path, options, &opened->media_));
+  }
+  opened->read_only_ = options.read_only;
+  if (Status status = opened->scan(); !status.ok()) {
+    return {status.code(), path + ": " + status.message()};
+  }
+  *store = std::move(opened);
+  return {};
+}
+
+Status Store::open(std::unique_ptr<Media> media, const StoreOptions& options, bool format_it,
+                   std::unique_ptr<Store>* store) {
+  std::unique_ptr<Store> opened(new Store());
+  opened->media_ = std::move(media);
+  opened->read_only_ = options.read_only;
+  if (format_it) RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
+  RETURN_IF_ERROR(opened->scan());
+  *store = std::move(opened);
+  return {};
+}
+
+}  // namespace lightckpt

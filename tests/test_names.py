@@ -1,0 +1,64 @@
+"""Names do not depend on the wrappers around a module, and never collide."""
+
+import torch
+from torch import nn
+
+from lightckpt.names import held_tensors, named_modules
+
+
+def names(model):
+    return [held.name for held in held_tensors(model)]
+
+
+def net():
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def test_wrappers_leave_no_trace_at_any_depth():
+    plain = names(net())
+    assert names(nn.DataParallel(net())) == plain
+    assert names(torch.compile(nn.DataParallel(net()), backend="eager")) == plain
+    assert names(Wrapper(Wrapper(net()))) == plain
+    outer = nn.ModuleDict({"a": Wrapper(net())})
+    assert names(outer) == ["a." + name for name in plain]
+
+
+def test_a_module_called_module_beside_others_keeps_its_name():
+    model = Wrapper(nn.Linear(1, 1))
+    model.register_buffer("count", torch.zeros(1))
+    assert names(model) == ["count", "module.weight", "module.bias"]
+
+
+def test_names_that_would_be_equal_stay_apart():
+    inner = nn.Linear(1, 1, bias=False)
+    model = nn.Module()
+    model._orig_mod = nn.Module()
+    model._orig_mod.lin = nn.Linear(1, 1, bias=False)
+    model.lin = inner
+    found = names(model)
+    assert len(found) == len(set(found)) == 2
+
+
+def test_tied_tensors_are_listed_under_each_name():
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    model["b"].weight = model["a"].weight
+    held = {h.name: h.tensor for h in held_tensors(model)}
+    assert held["a.weight"] is held["b.weight"]
+
+
+def test_shared_modules_are_visited_once():
+    part = nn.Linear(1, 1)
+    assert [n for n, _ in named_modules(nn.ModuleList([part, part]))] == ["", "0"]
+
+
+def test_persistence_is_known():
+    model = nn.Module()
+    model.register_buffer("kept", torch.zeros(1))
+    model.register_buffer("lost", torch.zeros(1), persistent=False)
+    assert {h.name: h.persistent for h in held_tensors(model)} == {"kept": True, "lost": False}
