@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -71,9 +72,21 @@ def clones(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
-def assert_same(one: object, other: object) -> None:
-    """Assert that two trees of tensors are equal bit for bit."""
-    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+def assert_same(one: Any, other: Any) -> None:
+    """Assert that two trees are equal, with the same types, and tensors bit for bit."""
+    if isinstance(other, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(other, dict):
+        assert one.keys() == other.keys()
+        for key, value in other.items():
+            assert_same(one[key], value)
+    elif isinstance(other, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert type(one) is type(other)
+        assert one == other
 
 
 def flip_bit(path: Path, needle: bytes, *, last: bool = False) -> None:

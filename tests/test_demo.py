@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lightckpt.demo import run
 from lightckpt.demo.digest import PARTS, digest_state, loss_bits
 from lightckpt.demo.drill import plan_kills, steps_min
-from lightckpt.demo.results import METHODS, Finished, Life, compare, costs, count_kills
+from lightckpt.demo.results import METHODS, Finished, Life, compare, costs, count_kills, is_noisy
 from lightckpt.demo.text import read_text
 from lightckpt.demo.timeline import draw
 
@@ -107,6 +107,8 @@ def test_what_a_checkpoint_adds_is_counted_within_a_round():
     found = costs(samples)
     for method, added_s in zip(METHODS, (0, 0.007, 0.05), strict=True):
         assert found[method].added_s == pytest.approx((added_s,) * 3)
+    assert is_noisy(found)
+    assert not is_noisy(costs([sample for sample in samples if sample[1] == 0]))
 
 
 def test_a_digest_sees_one_bit_of_each_part():

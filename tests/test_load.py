@@ -6,6 +6,7 @@ training, with torch's own state dicts, and with what /proc says is mapped.
 """
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -175,7 +176,7 @@ class Awkward(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 3))
         self.tied = self.weight
-        self.half = nn.Parameter(torch.randn(5).bfloat16())
+        self.low = nn.Parameter(torch.randn(5).bfloat16())
         self.empty = nn.Parameter(torch.empty(0, 3))
         self.scalar = nn.Parameter(torch.tensor(2.5))
         self.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
@@ -334,20 +335,20 @@ def test_a_trainer_in_another_process_does_not_disturb_what_was_loaded(store):
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as trainer:
-        expected = torch.tensor(eval(trainer.stdout.readline()))
+        expected = torch.tensor(json.loads(trainer.stdout.readline()))
         state = lightckpt.load(store)
         assert state["step"] == 3
         before = clones(state["model"])
         assert_same(before["0.weight"].flatten(), expected)
         trainer.stdin.write("\n")
         trainer.stdin.flush()
-        assert 3 in eval(trainer.stdout.readline())
+        assert 3 in json.loads(trainer.stdout.readline())
         assert_same(state["model"], before)
         del state
         gc.collect()
         trainer.stdin.write("\n")
         trainer.stdin.flush()
-        assert 3 not in eval(trainer.stdout.readline())
+        assert 3 not in json.loads(trainer.stdout.readline())
     assert trainer.returncode == 0
 
 

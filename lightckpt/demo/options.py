@@ -36,7 +36,7 @@ class Options:
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the demo's options on *parser*."""
-    parser.add_argument("--steps", type=int, help="training steps (default 30; --quick: 45)")
+    parser.add_argument("--steps", type=int, help="training steps (default 24; --quick: 45)")
     parser.add_argument("--kills", type=int, help="times to kill it (default 4; --quick: 2)")
     parser.add_argument("--seed", type=int, default=1, help="of the training and of the kills")
     parser.add_argument("--dir", type=Path, help="where the stores go (default /dev/shm)")
@@ -56,7 +56,7 @@ def resolve(arguments: argparse.Namespace) -> Options:
     """
     quick: bool = arguments.quick
     kills = _or(arguments.kills, 2 if quick else 4)
-    steps = _or(arguments.steps, 45 if quick else 30)
+    steps = _or(arguments.steps, 45 if quick else 24)
     if kills < 0 or steps < steps_min(kills):
         raise DemoError(f"{kills} kills need --steps {steps_min(max(kills, 0))} or more")
     picture: Path = arguments.out.absolute()

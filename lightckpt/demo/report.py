@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .options import Options
-from .results import Cost, Identity, Kill
+from .results import Cost, Identity, Kill, is_noisy
 
 NAMES = {
     "plain": "none",
@@ -62,6 +62,7 @@ def as_json(results: Results, options: Options) -> dict[str, Any]:
         "kills": [asdict(kill) for kill in results.kills],
         "steps_lost_max": max((kill.steps_lost for kill in results.kills), default=0),
         "costs": {method: asdict(cost) for method, cost in results.costs.items()},
+        "noisy": is_noisy(results.costs),
         "identical": {**results.identity.parts, "losses": list(results.identity.losses)},
         "sha256": results.identity.digests,
         "persisted_bytes": results.persisted[0],
@@ -75,6 +76,12 @@ def show(console: Console, results: Results, options: Options) -> None:
     """Print the tables and the verdict."""
     console.print(_kill_table(results.kills))
     console.print(_cost_table(results.costs))
+    if is_noisy(results.costs):
+        console.print(
+            "Steps without checkpoints vary by more than a quarter of their time: this machine is "
+            "busy, and what a checkpoint adds is lost in that. Measure on a quieter one.",
+            style="yellow",
+        )
     console.print(_identity_table(results.identity))
     size_bytes, versions = results.persisted
     console.print(
@@ -88,8 +95,8 @@ def show(console: Console, results: Results, options: Options) -> None:
         return
     lost = sum(kill.steps_lost for kill in results.kills)
     console.print(
-        f"[bold green]PASSED[/]: {len(results.kills)} kills, {lost} finished steps lost in all "
-        f"(at most one each), same bits as the uninterrupted run. {results.elapsed_s:.0f} s.",
+        f"[bold green]PASSED[/]: {len(results.kills)} kills, finished steps lost: {lost} "
+        f"in all, at most one each; same bits as the uninterrupted run. {results.elapsed_s:.0f} s.",
         soft_wrap=True,
     )
 

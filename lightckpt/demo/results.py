@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 
 METHODS = ("plain", "lightckpt", "torch.save")
+NOISE_MAX = 0.25
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,12 @@ def costs(samples: list[tuple[str, int, int]]) -> dict[str, Cost]:
             steps=len(steps),
         )
     return found
+
+
+def is_noisy(found: dict[str, Cost]) -> bool:
+    """Do plain steps vary so much, by quartiles, that what is added cannot be told from them?"""
+    low, high = found["plain"].quartiles_s
+    return high - low > NOISE_MAX * found["plain"].median_s
 
 
 def persisted(lives: list[Life]) -> tuple[int, int]:

@@ -6,8 +6,11 @@ compiling one takes longer than all cases together.
 
 from __future__ import annotations
 
-from more_loops import LOOPS
+from more_changes import CHANGES
+from more_host_state import HOST_STATE
 from more_optimizers import OPTIMIZERS
+from more_schedules import SCHEDULES
 from more_tensors import TENSORS
+from more_updates import UPDATES
 
-MORE = {**TENSORS, **OPTIMIZERS, **LOOPS}
+MORE = {**TENSORS, **CHANGES, **OPTIMIZERS, **UPDATES, **SCHEDULES, **HOST_STATE}
