@@ -320,9 +320,8 @@ def main() -> int:
         bench_extra_memory(folder, options.quick, samples)
         media = str(options.dir or base)
     rows = summarise(samples)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )  # fmt: skip
+    head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False)
     line = {
         "bench": "engine",
         "command": "python bench/engine.py" + (" --quick" if options.quick else ""),

@@ -4,15 +4,15 @@ Names are imported when first used, so that tools which only read a store need n
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from .checkpointer import Checkpointer as Checkpointer
     from .checkpointer import protect as protect
     from .loading import load as load
     from .ticket import Ticket as Ticket
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Checkpointer": "checkpointer",
@@ -38,6 +38,8 @@ __all__ = [*_HOMES, *_ERRORS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("lightckpt")
     home = _HOMES.get(name, "errors" if name in _ERRORS else None)
     if home is None:
         raise AttributeError(f"module 'lightckpt' has no attribute {name!r}")

@@ -212,9 +212,7 @@ class Store:
         """
         manifest, host = ffi.new("void const **"), ffi.new("void const **")
         manifest_bytes, host_bytes = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        _check(
-            lib.lckpt_view(self._handle[0], version, manifest, manifest_bytes, host, host_bytes)
-        )
+        _check(lib.lckpt_view(self._handle[0], version, manifest, manifest_bytes, host, host_bytes))
         return (
             memoryview(ffi.buffer(manifest[0], manifest_bytes[0])),
             memoryview(ffi.buffer(host[0], host_bytes[0])),
@@ -237,9 +235,7 @@ class Store:
         """Make *version* the latest, in a new generation; the newer ones are retired."""
         _check(lib.lckpt_rebase(self._handle[0], version))
 
-    def begin(
-        self, *, step: int, keep: int, extents: Any, blob: bytes, host_bytes: int
-    ) -> None:
+    def begin(self, *, step: int, keep: int, extents: Any, blob: bytes, host_bytes: int) -> None:
         """Start an attempt. *extents* is a ``uint64_t[]`` of sizes, from :func:`make_sizes`."""
         _check(
             lib.lckpt_begin(

@@ -9,9 +9,10 @@ Only ``export`` and the trainers of ``demo`` import torch.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has said why
         return EXIT_OK if stop.code == 0 else EXIT_FAILED
     try:
-        return int(arguments.command(arguments))
+        code = int(arguments.command(arguments))
+        sys.stdout.flush()
+        return code
+    except (BrokenPipeError, SystemExit):  # nobody reads on; the latter is how rich says so
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except KeyboardInterrupt:
         errors.print("lightckpt: stopped", markup=False)
         return EXIT_INTERRUPTED

@@ -15,9 +15,9 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass
+from importlib.metadata import version as version_of
 from typing import Any
 
-from . import __version__
 from ._core import Store, Version
 from .capture import Run
 from .collect import capture_early, collect_host
@@ -229,7 +229,9 @@ class Driver:
         begin = time.monotonic_ns()
         structure = self._structure
         if structure is None or not structure.refresh():
-            structure = self._structure = Structure(self.run, f"lightckpt {__version__}")
+            structure = self._structure = Structure(
+                self.run, f"lightckpt {version_of('lightckpt')}"
+            )
             self._plan = None
         structure.pack()
         host = collect_host(self.run, structure.walk, step=step, loop=loop, early=self.early)
@@ -303,7 +305,7 @@ class Driver:
     def restore(self, step: int | None) -> tuple[int, dict[str, Any]]:
         """Restore the newest whole version (of *step*); return its step and host state.
 
-        A store without versions gives (0, {}) and changes nothing. Errors: ``Checkpointer.restore``.
+        A store without versions gives (0, {}) and changes nothing. Errors: as the facade's.
         """
         with self.lock:
             self.abandon()

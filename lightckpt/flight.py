@@ -69,9 +69,7 @@ class Plan:
     Valid until the structure, the trust in an extent, or an extent's address changes.
     """
 
-    def __init__(
-        self, structure: Structure, trust: Trust, fired: Iterable[str], mode: str
-    ) -> None:
+    def __init__(self, structure: Structure, trust: Trust, fired: Iterable[str], mode: str) -> None:
         self.structure, self.mode = structure, mode
         order = list(fired)  # in the order in which the guards fire
         now: list[int] = []

@@ -78,6 +78,7 @@ class TensorEntry:
 class Manifest:
     """Everything about a version that is not a value.
 
+    ``absent``: buffers that a module has a place for and that are None.
     ``groups``: optimizer -> per parameter group the paths of its members, in order.
     ``single``: the kinds (model, optimizer, ...) that were given as one object, not by name.
     """
@@ -85,6 +86,7 @@ class Manifest:
     entries: tuple[TensorEntry, ...]
     extents: tuple[int, ...]
     groups: dict[str, list[list[Path]]] = field(default_factory=dict)
+    absent: tuple[Path, ...] = ()
     single: tuple[str, ...] = ()
     made_by: str = ""
 
@@ -107,6 +109,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "made_by": manifest.made_by,
             "single": manifest.single,
             "groups": manifest.groups,
+            "absent": manifest.absent,
             "extents": manifest.extents,
             "tensors": entries,
         },
@@ -128,8 +131,9 @@ def decode_manifest(blob: bytes | memoryview) -> Manifest:
             str(optimizer): [[_path(path) for path in members] for members in groups]
             for optimizer, groups in tree["groups"].items()
         }
+        absent = tuple(_path(path) for path in tree["absent"])
         single = tuple(str(kind) for kind in tree["single"])
-        return Manifest(entries, extents, groups, single, str(tree["made_by"]))
+        return Manifest(entries, extents, groups, absent, single, str(tree["made_by"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"the manifest cannot be read: {error}") from error
 

@@ -75,3 +75,20 @@ def held_tensors(model: nn.Module) -> Iterator[Held]:
                 taken.add(name)
                 persistent = key not in module._non_persistent_buffers_set
                 yield Held(name, holder, key, tensor, buffer, persistent)
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A buffer's place that holds None: ``holder[key]``."""
+
+    name: str
+    holder: dict[str, Any]
+    key: str
+
+
+def empty_buffers(model: nn.Module) -> Iterator[Empty]:
+    """Yield the places of *model* that may hold a buffer and hold none."""
+    for prefix, module in named_modules(model):
+        for key, value in module._buffers.items():
+            if value is None:
+                yield Empty(f"{prefix}.{key}" if prefix else key, module._buffers, key)

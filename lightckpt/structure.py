@@ -18,6 +18,7 @@ from . import _core
 from .capture import Leaf, Run, Walk, walk_run
 from .errors import UnsafeStateError
 from .manifest import Manifest, TensorEntry, encode_manifest, name_of
+from .names import empty_buffers
 from .tensors import (
     compact,
     dtype_name,
@@ -61,8 +62,7 @@ def _merge(leaves: list[Leaf]) -> list[Extent]:
         if reached * 2 >= end - begin:
             extents.append(Extent(end - begin, members, begin))
         else:
-            for leaf in members:
-                extents.append(Extent(compact_bytes(leaf), [leaf], 0, packed=True))
+            extents += [Extent(compact_bytes(one), [one], 0, packed=True) for one in members]
     for index, extent in enumerate(extents):
         for leaf in extent.leaves:
             leaf.extent = index
@@ -133,7 +133,12 @@ class Structure:
             extent.storage = [leaf.tensor.untyped_storage() for leaf in extent.leaves]
         entries = tuple(_entry(leaf, self.extents) for leaf in walk.leaves)
         sizes = tuple(extent.size for extent in self.extents)
-        self.manifest = Manifest(entries, sizes, walk.groups, run.single, made_by)
+        absent = tuple(
+            ("model", name, empty.name)
+            for name, model in run.models.items()
+            for empty in empty_buffers(model)
+        )
+        self.manifest = Manifest(entries, sizes, walk.groups, absent, run.single, made_by)
         self.blob = encode_manifest(self.manifest)
         self.sizes = _core.make_sizes(sizes)
 

@@ -155,7 +155,13 @@ def test_what_survives_follows_from_the_granularity(
     [
         (Media.TMPFS, Granularity.VOLATILE, "tmpfs", True, "archive_every="),
         (Media.FILE, Granularity.PAGE, "ext4", True, "-o dax"),
-        (Media.PMEM, Granularity.CACHE_LINE, "xfs", False, "apt-get install libpmem2-1 libpmemobj1"),
+        (
+            Media.PMEM,
+            Granularity.CACHE_LINE,
+            "xfs",
+            False,
+            "apt-get install libpmem2-1 libpmemobj1",
+        ),
     ],
 )
 def test_what_would_be_better_is_said(media, granularity, filesystem, libraries, words):

@@ -229,8 +229,7 @@ def test_the_hook_is_asked_about_unknown_types_before_pickle():
 
 # What is refused, and how.
 
-Point = namedtuple("Point", "x y")
-Colour = enum.IntEnum("Colour", "RED")
+Point, Colour = namedtuple("Point", "x y"), enum.IntEnum("Colour", "RED")
 REFUSED = [
     lambda: 1, len, functools.partial(int), Colour.RED, Colour, Point(1, 2), ..., object(),
     *(type("Sub", (kind,), {})() for kind in (str, int, float, list, tuple, dict, set, bytes)),

@@ -34,7 +34,8 @@ def manifests(draw):
         entries.append(TensorEntry(draw(paths), dtype, shape, stride, 0, draw(st.integers(0, 99)),
                                    **flags))  # fmt: skip
     groups = draw(st.dictionaries(texts, st.lists(st.lists(paths, max_size=2), max_size=2)))
-    return Manifest(tuple(entries), (100_000, 7), groups, ("model",), draw(texts))
+    absent = tuple(draw(st.lists(paths, max_size=2)))
+    return Manifest(tuple(entries), (100_000, 7), groups, absent, ("model",), draw(texts))
 
 
 @given(manifests())
@@ -45,7 +46,9 @@ def test_round_trip(manifest):
 
 
 GOOD = json.loads(
-    encode_manifest(Manifest((TensorEntry(("model", "m", "w"), "float32", (2, 3), (3, 1), 0),), (24,)))
+    encode_manifest(
+        Manifest((TensorEntry(("model", "m", "w"), "float32", (2, 3), (3, 1), 0),), (24,))
+    )
 )
 
 
