@@ -141,13 +141,10 @@ Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Byt
   }
   std::vector<uint64_t> extents(head.extent_count);
   if (table_bytes > 0) std::memcpy(extents.data(), manifest + sizeof(head), table_bytes);
-  uint64_t total = head.record_capacity;
-  for (uint64_t extent : extents) {
-    // Each bounded by the media, so the sum of at most 2^28 of them cannot overflow.
-    if (extent > media.size()) return damaged(slot, "an extent is larger than the store");
-    total += extent;
-  }
-  if (head.record_capacity > media.size() || total > media.size()) {
+  // What is left of the media, so that no sum can overflow.
+  uint64_t left = media.size();
+  const auto fits = [&](uint64_t part) { return part <= left && (left -= part, true); };
+  if (!fits(head.record_capacity) || !std::ranges::all_of(extents, fits)) {
     return damaged(slot, "its area is larger than the store");
   }
   *layout = Layout::of(std::move(extents), head.record_capacity);

@@ -37,6 +37,7 @@ from .structure import Structure
 from .trust import Standing, Trust
 
 TIMELINE_MAX = 4096
+MADE_BY = f"lightckpt {version_of('lightckpt')}"
 
 
 @dataclass
@@ -229,9 +230,7 @@ class Driver:
         begin = time.monotonic_ns()
         structure = self._structure
         if structure is None or not structure.refresh():
-            structure = self._structure = Structure(
-                self.run, f"lightckpt {version_of('lightckpt')}"
-            )
+            structure = self._structure = Structure(self.run, MADE_BY)
             self._plan = None
         structure.pack()
         host = collect_host(self.run, structure.walk, step=step, loop=loop, early=self.early)

@@ -1,12 +1,57 @@
-"""Fixtures for all tests of the package."""
+"""Fixtures that several test files share. Nothing is imported before a test asks for it."""
+
+import json
 
 import pytest
 
-from small_run import folder_in_memory
+
+@pytest.fixture
+def folder():
+    """A folder in memory, where stores are quick; removed at the end."""
+    from small_run import folder_in_memory
+
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture
-def path():
+def path(folder):
     """A place for a store, in memory where there is such, removed afterwards."""
+    return str(folder / "store")
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """A closed run whose store, with keep=2, has step 3 as its newest."""
+    from small_run import SmallRun, folder_in_memory
+
     with folder_in_memory() as folder:
-        yield str(folder / "store")
+        run = SmallRun(folder / "store", keep=2).train(3)
+        run.close()
+        yield run
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command line; return its exit code, and what went to standard output and error."""
+    from lightckpt.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments):
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def call_json(call):
+    """Run a command line with ``--json``; return its exit code and the document."""
+
+    def call_json(*arguments):
+        code, out, err = call(*arguments, "--json")
+        assert err == ""
+        return code, json.loads(out)
+
+    return call_json

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,17 @@ class SmallRun:
         self.checkpointer.close()
 
 
+def save(path: Path, *, update: Callable[[], object] | None = None, **objects: Any) -> None:
+    """Save one version of *objects* at *path*, after *update* if given, and close the store."""
+    with lightckpt.Checkpointer(path, **objects) as checkpointer:
+        if update is not None:
+            update()
+        elif isinstance(objects.get("optimizer"), torch.optim.Optimizer):
+            objects["optimizer"].step()
+        checkpointer.mark()
+        checkpointer.wait()
+
+
 def clones(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 
@@ -89,10 +100,10 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def flip_bit(path: Path, needle: bytes, *, last: bool = False) -> None:
+def flip_bit(path: Path, needle: bytes) -> None:
     """Flip a bit in the middle of where the bytes *needle* lie in the file *path*."""
     data = path.read_bytes()
-    at = data.rfind(needle) if last else data.find(needle)
+    at = data.find(needle)
     assert at >= 0, "the bytes to damage are not in the file"
     with open(path, "r+b") as file:
         file.seek(at + len(needle) // 2)
@@ -101,3 +112,8 @@ def flip_bit(path: Path, needle: bytes, *, last: bool = False) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().numpy().tobytes()
+
+
+def visible(folder: Path) -> list[str]:
+    """Name what is in *folder*, but for the lock files that the core leaves."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))

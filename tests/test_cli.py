@@ -5,7 +5,6 @@ Method: `main` is called in this process on small stores, whole and damaged; wha
 back. Whether torch was imported is asked in a process of its own.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -16,61 +15,23 @@ import torch
 from torch import nn
 
 import lightckpt
-from lightckpt import StructureError, cli, export
+from lightckpt import cli
 from lightckpt._core import Store, make_sizes
-from lightckpt.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, main
-from lightckpt.export import weights_of
+from lightckpt.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from lightckpt.listing import layer_of
 from lightckpt.reader import open_reader
-from small_run import SmallRun, assert_same, bytes_of, flip_bit, folder_in_memory
+from small_run import assert_same, bytes_of, flip_bit
 
 DEADLINE_S = 120
 NEW, OLD = 3, 2  # the steps in the store
 
 
-@pytest.fixture(scope="module")
-def original():
-    with folder_in_memory() as folder:
-        run = SmallRun(folder / "store", keep=2).train(NEW)
-        run.checkpointer.pin(1, pinned=False)
-        run.close()
-        yield run
-
-
 @pytest.fixture
-def folder():
-    with folder_in_memory() as folder:
-        yield folder
-
-
-@pytest.fixture
-def store(original, folder):
+def store(trained, folder):
     """A copy of a closed store; its newest step is NEW."""
     path = folder / "store"
-    path.write_bytes(original.path.read_bytes())
+    path.write_bytes(trained.path.read_bytes())
     return path
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Run a command; return its exit code, and what went to standard output and error."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments):
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def call_json(call):
-    def call_json(*arguments):
-        code, out, err = call(*arguments, "--json")
-        assert err == ""
-        return code, json.loads(out)
-
-    return call_json
 
 
 # -- ls and show -----------------------------------------------------------------------------------
@@ -102,10 +63,10 @@ def test_ls_tells_damage_and_who_reads(call, store):
     assert "damaged" in out
 
 
-def test_show_names_every_tensor_with_dtype_shape_and_bytes(call, call_json, original, store):
+def test_show_names_every_tensor_with_dtype_shape_and_bytes(call, call_json, trained, store):
     code, out, _ = call("show", store)
     assert code == EXIT_OK
-    for name, tensor in original.model.state_dict().items():
+    for name, tensor in trained.model.state_dict().items():
         (line,) = [text for text in out.splitlines() if f" model/model/{name} " in text]
         assert str(tensor.dtype).removeprefix("torch.") in line
         assert "x".join(map(str, tensor.shape)) in line
@@ -117,7 +78,7 @@ def test_show_names_every_tensor_with_dtype_shape_and_bytes(call, call_json, ori
     assert shown["made_by"] == f"lightckpt {lightckpt.__version__}"
     tensors = {t["name"]: t for layer in shown["layers"] for t in layer["tensors"]}
     assert len(tensors) == shown["tensors"]
-    assert tensors["model/model/0.weight"]["bytes"] == original.model[0].weight.nbytes
+    assert tensors["model/model/0.weight"]["bytes"] == trained.model[0].weight.nbytes
     assert sum(t["bytes"] for t in tensors.values()) == shown["tensor_bytes"]
     assert shown["groups"]["optimizer"][0][0] == "model/model/0.weight"
 
@@ -177,8 +138,8 @@ def test_verify_finds_a_whole_store_whole(call, call_json, store):
     assert [version["step"] for version in report["versions"]] == steps
 
 
-def test_verify_names_the_tensors_that_are_damaged(call, call_json, original, store):
-    flip_bit(store, bytes_of(original.states[NEW]["0.weight"]))
+def test_verify_names_the_tensors_that_are_damaged(call, call_json, trained, store):
+    flip_bit(store, bytes_of(trained.states[NEW]["0.weight"]))
     code, out, _ = call("verify", store)
     assert code == EXIT_DAMAGED
     assert "damaged: model/model/0.weight" in out
@@ -236,160 +197,10 @@ def test_a_store_without_versions_cannot_be_verified(call, folder):
     assert "holds no version yet" in err
 
 
-# -- export ----------------------------------------------------------------------------------------
-
-
-def test_weights_are_exported_to_safetensors_under_their_own_names(
-    call_json, original, store, folder
-):
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    made = folder / "m.safetensors"
-    code, report = call_json("export", store, "--step", OLD, "--to", made)
-    assert code == EXIT_OK
-    assert report == {"path": str(made), "bytes": made.stat().st_size}
-    assert_same(load_file(made), original.states[OLD])
-    with safe_open(made, "pt") as file:
-        assert file.metadata()["step"] == str(OLD)
-    assert made.stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def test_everything_is_exported_to_pt_and_read_without_pickled_code(call, original, store, folder):
-    made = folder / "all.pt"
-    code, out, _ = call("export", store, "--to", made)
-    assert code == EXIT_OK
-    assert str(made) in out
-    state = torch.load(made, weights_only=True)
-    assert state["step"] == NEW
-    assert_same(state["model"], original.states[NEW])
-    assert_same(state["optimizer"], original.optimizer.state_dict())
-    assert state["rng"].keys() >= {"torch", "python", "numpy"}
-
-
-def test_an_export_replaces_a_file_only_when_it_is_whole(call, store, folder, monkeypatch):
-    made = folder / "all.pt"
-    made.write_text("old")
-
-    def break_off(state, part):
-        Path(part).write_text("half")
-        raise OSError(28, "No space left on device", str(part))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "save", break_off)
-        code, _, err = call("export", store, "--to", made)
-    assert code == EXIT_FAILED
-    assert "No space left on device" in err
-    assert made.read_text() == "old"
-    assert sorted(os.listdir(folder)) == ["all.pt", "store", "store.lock"]
-    assert call("export", store, "--to", made)[0] == EXIT_OK
-    assert torch.load(made, weights_only=True)["step"] == NEW
-
-
-def test_an_unknown_suffix_is_refused(call, store, folder):
-    code, _, err = call("export", store, "--to", folder / "m.onnx")
-    assert code == EXIT_FAILED
-    assert "must be one of ['.pt', '.pth', '.safetensors']" in err
-
-
-def test_a_store_is_not_exported_onto_itself(call, store, folder):
-    store.rename(folder / "store.pt")
-    before = (folder / "store.pt").read_bytes()
-    code, _, err = call("export", folder / "store.pt", "--to", folder / "store.pt")
-    assert code == EXIT_FAILED
-    assert "is the store itself" in err
-    assert (folder / "store.pt").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["safetensors", "torch"])
-def test_a_missing_library_is_named_with_what_installs_it(call, store, folder, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    if name == "torch":
-        monkeypatch.delitem(sys.modules, "lightckpt.export")
-        monkeypatch.delitem(sys.modules, "lightckpt.loading")
-        monkeypatch.setitem(sys.modules, "torch", None)
-    code, _, err = call("export", store, "--to", folder / "m.safetensors")
-    assert code == EXIT_FAILED
-    assert f"no {name}" in err
-    assert "pip install" in err
-    assert sorted(os.listdir(folder))[0] == "store"
-
-
-def test_a_pickle_is_exported_only_where_it_is_allowed(call, folder):
-    class Odd:
-        def state_dict(self):
-            return {"path": {1, Ellipsis}}
-
-        def load_state_dict(self, state):
-            raise AssertionError
-
-    with lightckpt.Checkpointer(
-        folder / "s", model=nn.Linear(1, 1), extra={"odd": Odd()}, allow_pickle=True
-    ) as checkpointer:
-        checkpointer.mark()
-        checkpointer.wait()
-    code, _, err = call("export", folder / "s", "--to", folder / "m.safetensors")
-    assert code == EXIT_FAILED
-    assert "allow_pickle" in err
-    allowed = ("export", folder / "s", "--to", folder / "m.safetensors", "--allow-pickle")
-    assert call(*allowed)[0] == EXIT_OK
-
-
-def test_tied_strided_and_conjugate_weights_each_get_bytes_of_their_own():
-    weight = torch.arange(6.0).view(2, 3)
-    model = {"a": weight, "b": weight, "t": weight.t(), "c": torch.tensor([1 + 2j]).conj()}
-    state = {"model": model, "modes": {"model": []}, "tensors": {"loose": weight[1]}}
-    weights = weights_of(state)
-    assert_same(weights, {**model, "tensors.loose": weight[1]})
-    assert all(tensor.is_contiguous() for tensor in weights.values())
-    storages = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
-    assert len(storages) == len(weights)
-    assert not weights["c"].is_conj()
-
-
-def test_several_models_are_told_apart_in_safetensors():
-    one = torch.ones(1)
-    state = {"model": {"x": {"w": one}, "y": {}}, "modes": {"x": [], "y": []}, "tensors": {}}
-    assert_same(weights_of(state), {"x.w": one})
-
-
-@pytest.mark.parametrize(
-    ("model", "tensors", "name"),
-    [
-        ({"m._extra_state": {"a": 1}}, {}, "m._extra_state"),
-        ({"w": {"inner": torch.ones(1)}}, {}, "w"),
-        ({"s": torch.eye(2).to_sparse()}, {}, "s"),
-        ({"l": nn.UninitializedParameter()}, {}, "l"),
-        ({"tensors.x": torch.ones(1)}, {"x": torch.ones(1)}, "tensors.x"),
-    ],
-)
-def test_what_has_no_place_in_safetensors_is_refused_by_name(model, tensors, name):
-    state = {"model": model, "modes": {"model": []}, "tensors": tensors}
-    with pytest.raises(StructureError, match=rf"^{name} .*export to \.pt"):
-        weights_of(state)
-
-
-def test_a_dtype_that_safetensors_lacks_is_refused(folder):
-    with lightckpt.Checkpointer(
-        folder / "s", tensors={"c": torch.ones(2, dtype=torch.complex128)}
-    ) as checkpointer:
-        checkpointer.mark()
-        checkpointer.wait()
-    with pytest.raises(StructureError, match="safetensors cannot hold this state"):
-        export.export(folder / "s", folder / "m.safetensors")
-    assert not (folder / "m.safetensors").exists()
-
-
 # -- archive ---------------------------------------------------------------------------------------
 
 
-def test_a_version_is_archived_compressed_and_expanded(call, call_json, original, store, folder):
+def test_a_version_is_archived_compressed_and_expanded(call, call_json, trained, store, folder):
     code, report = call_json("archive", store, folder, "--step", OLD)
     assert (code, report["path"]) == (EXIT_OK, str(folder / f"step-{OLD}.lckpt"))
     code, report = call_json("archive", store, folder, "--lz4")
@@ -399,7 +210,7 @@ def test_a_version_is_archived_compressed_and_expanded(call, call_json, original
     code, out, _ = call("archive", packed, folder / "expanded", "--expand")
     assert code == EXIT_OK
     assert str(folder / "expanded") in out
-    assert_same(lightckpt.load(folder / "expanded")["model"], original.states[NEW])
+    assert_same(lightckpt.load(folder / "expanded")["model"], trained.states[NEW])
 
 
 def test_every_command_reads_a_compressed_archive(call, call_json, store, folder):

@@ -13,7 +13,7 @@ import pytest
 from lightckpt import AccessError, FormatError, NotFoundError, doctor
 from lightckpt._core import Granularity, Info, Media, Store
 from lightckpt.doctor import diagnose
-from small_run import SmallRun, folder_in_memory
+from small_run import SmallRun
 
 INFO = Info(1, 1 << 20, 0, Media.TMPFS, Granularity.VOLATILE, False, 16, 1, "none", 0, 0, 0, 0)
 
@@ -21,12 +21,6 @@ INFO = Info(1, 1 << 20, 0, Media.TMPFS, Granularity.VOLATILE, False, 16, 1, "non
 @pytest.fixture(autouse=True)
 def small_probe(monkeypatch):
     monkeypatch.setattr(doctor, "PROBE_BYTES", doctor.PROBE_BYTES_MIN)
-
-
-@pytest.fixture
-def folder():
-    with folder_in_memory() as folder:
-        yield folder
 
 
 def info_of(path):
@@ -91,7 +85,7 @@ def test_it_is_json_as_it_stands(folder):
 
 
 def test_a_missing_folder_and_a_foreign_file_are_errors(folder):
-    with pytest.raises(NotFoundError, match="the folder of .* does not exist"):
+    with pytest.raises(NotFoundError, match=r"the folder of .* does not exist"):
         diagnose(folder / "no" / "where")
     (folder / "text").write_text("no store" * 10_000)
     with pytest.raises(FormatError, match="not a lightckpt store"):
