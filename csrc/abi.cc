@@ -56,7 +56,7 @@ int with_engine(lckpt_store* store, Body body) noexcept {
   }
   try {
     return code_of(body(*store->engine));
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // bad_alloc, or more than a vector can ever hold
     return code_of({Code::kNoSpace, "out of host memory"});
   }
 }
@@ -118,7 +118,7 @@ uint64_t copy_once(std::vector<std::byte>& target, const std::vector<std::byte>&
                    uint32_t workers) {
   struct timespec begin = {}, end = {};
   clock_gettime(CLOCK_MONOTONIC, &begin);
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;  // joined even if the next one cannot be started
   const uint64_t part = lightckpt::round_up(source.size() / workers + 1, 4096);
   for (uint64_t at = 0; at < source.size(); at += part) {
     threads.emplace_back([&, at] {
@@ -127,7 +127,7 @@ uint64_t copy_once(std::vector<std::byte>& target, const std::vector<std::byte>&
       lightckpt::store_fence();
     });
   }
-  for (std::thread& thread : threads) thread.join();
+  for (std::jthread& thread : threads) thread.join();
   clock_gettime(CLOCK_MONOTONIC, &end);
   return uint64_t(end.tv_sec - begin.tv_sec) * 1'000'000'000 + uint64_t(end.tv_nsec) -
          uint64_t(begin.tv_nsec);
@@ -232,7 +232,7 @@ int lckpt_pin(lckpt_store* store, uint64_t version, int pinned) {
 }
 
 int lckpt_rebase(lckpt_store* store, uint64_t version) {
-  return with_engine(store, [&](Engine& engine) { return engine.store().rebase(version); });
+  return with_engine(store, [&](Engine& engine) { return engine.rebase(version); });
 }
 
 int lckpt_begin(lckpt_store* store, uint64_t step, uint32_t keep, const uint64_t* extents,

@@ -40,13 +40,22 @@ void be_patient() {
 Engine::Engine(std::unique_ptr<Store> store, uint32_t workers)
     : store_(std::move(store)), finished_(kReports) {
   threads_.reserve(workers);
-  for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+  } catch (...) {
+    stop();  // a thread that is destroyed before it is joined ends the process
+    throw;
+  }
 }
 
-Engine::~Engine() {
+Engine::~Engine() { stop(); }
+
+void Engine::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
+    // Nobody can wait for them any more, so their memory may be gone. A commit has its own copy.
+    leave_out(false);
   }
   has_work_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -66,6 +75,12 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
     if (attempt_open_) {
       return {Code::kInvalid, "a version of step " + std::to_string(attempt_.slot.step) +
                                   " is in flight: commit or drop it first"};
+    }
+    const bool checked = std::ranges::any_of(queue_, [&](const auto& batch) {
+      return batch->op == Op::kCheck && batch->table == table_.data();
+    });
+    if (checked) {
+      return {Code::kInvalid, "a check of the version before is not done: wait for it first"};
     }
   }
   Attempt attempt;
@@ -121,6 +136,9 @@ Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint
     std::lock_guard lock(mutex_);
     if (!failed_.ok() && op == Op::kWrite) return failed_;
     if (!attempt_open_ || dropping_) return {Code::kInvalid, "no version is in flight"};
+    if (committing_ && op == Op::kWrite) {
+      return {Code::kInvalid, "the version's commit is queued: it takes no more writes"};
+    }
     batch->table = table_.data();
     RETURN_IF_ERROR(cut(*attempt_.layout, attempt_.slot.record_offset, spans, batch.get()));
   } else {
@@ -139,8 +157,11 @@ Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint
 
 Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
   std::lock_guard lock(mutex_);
-  if (queue_.size() >= kBatchesMax) {
-    return {Code::kInvalid, std::to_string(kBatchesMax) + " batches are unfinished already"};
+  // Counted from the oldest unfinished one: it must still find its own place in the ring.
+  if (!queue_.empty() && next_number_ - queue_.front()->number >= kBatchesMax) {
+    return {Code::kInvalid, "batch " + std::to_string(queue_.front()->number) +
+                                " is unfinished, and " + std::to_string(kBatchesMax) +
+                                " have been submitted since"};
   }
   batch->number = *number = next_number_++;
   batch->next = 0;
@@ -153,6 +174,7 @@ Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
     finish(batch.get());
     return {};
   }
+  if (batch->op == Op::kCommit) committing_ = true;
   const bool alone = batch->remaining == 1;
   queue_.push_back(std::move(batch));
   alone ? has_work_.notify_one() : has_work_.notify_all();
@@ -194,6 +216,7 @@ Status Engine::commit(Bytes host, uint64_t* number) {
     std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;
     if (!attempt_open_ || dropping_) return {Code::kInvalid, "no version is in flight"};
+    if (committing_) return {Code::kInvalid, "the version's commit is queued already"};
     if (chunks_written_ != table_.size()) {
       return {Code::kInvalid, std::to_string(chunks_written_) + " of " +
                                   std::to_string(table_.size()) + " chunks have been written"};
@@ -204,18 +227,35 @@ Status Engine::commit(Bytes host, uint64_t* number) {
   return enqueue(std::move(batch), number);
 }
 
-Status Engine::drop(int64_t timeout_ns) {
-  std::unique_lock lock(mutex_);
-  if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
-  dropping_ = true;
+Status Engine::rebase(uint64_t version) {
+  {
+    std::lock_guard lock(mutex_);
+    if (dropping_ && !attempt_busy()) close_dropped();
+    if (attempt_open_ && (!dropping_ || committing_)) {
+      return {Code::kInvalid, "a version of step " + std::to_string(attempt_.slot.step) +
+                                  " is in flight: commit or drop it first"};
+    }
+  }
+  return store_->rebase(version);
+}
+
+// With the mutex held. Takes chunks that no worker has begun out of the queue, never a commit.
+void Engine::leave_out(bool writes_only) {
   for (size_t i = queue_.size(); i-- > 0;) {
     Batch* batch = queue_[i].get();
-    if (batch->op != Op::kWrite) continue;
+    if (batch->op == Op::kCommit || (writes_only && batch->op != Op::kWrite)) continue;
     batch->remaining -= batch->chunks.size() - batch->next;
     batch->next = batch->chunks.size();
     batch->status = {Code::kInvalid, "the version was given up"};
     if (batch->remaining == 0) finish(batch);
   }
+}
+
+Status Engine::drop(int64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  if (!attempt_open_) return {Code::kInvalid, "no version is in flight"};
+  dropping_ = true;
+  leave_out(true);
   // Workers write into the attempt's area: it is free only when they have left it.
   const auto left = [&] { return !attempt_busy(); };
   if (!has_done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), left)) {
@@ -234,7 +274,7 @@ bool Engine::attempt_busy() const {
 
 void Engine::close_dropped() {
   if (attempt_open_) ++counters_.drops;
-  attempt_open_ = dropping_ = false;
+  attempt_open_ = dropping_ = committing_ = false;
 }
 
 void Engine::work() {
@@ -348,7 +388,7 @@ void Engine::run_commit(Batch* batch) {
   batch->status = status;
   batch->remaining = 0;
   batch->report.bytes = batch->host.size();
-  attempt_open_ = dropping_ = false;
+  attempt_open_ = dropping_ = committing_ = false;
   if (!status.ok()) {
     if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
     ++counters_.drops;

@@ -52,7 +52,7 @@ struct Report {
 class Engine {
  public:
   static constexpr size_t kBatchesMax = 1 << 13;
-  static constexpr size_t kReports = kBatchesMax;
+  static constexpr size_t kReports = kBatchesMax;  // also how far batches overtake one another
 
   Engine(std::unique_ptr<Store> store, uint32_t workers);
   ~Engine();
@@ -70,6 +70,8 @@ class Engine {
   // Chunks that no worker has taken are left out. kTimeout: a worker is still in its chunk; the
   // next begin tries again.
   Status drop(int64_t timeout_ns);
+  // Not while an attempt is in flight: both would take the same free slot.
+  Status rebase(uint64_t version);
 
   struct Counters {
     uint64_t commits = 0;
@@ -107,12 +109,14 @@ class Engine {
 
   Status enqueue(std::unique_ptr<Batch> batch, uint64_t* number);
   Status cut(const Layout& layout, uint64_t area, std::span<const Span> spans, Batch* batch);
+  void stop();
   void work();
   void run_chunks(Batch* batch, size_t begin, size_t end);
   bool run_chunk(const Batch& batch, const Chunk& chunk);
   void run_commit(Batch* batch);
   void finish(Batch* batch);
   std::unique_ptr<Batch> new_batch();
+  void leave_out(bool writes_only);
   bool attempt_busy() const;
   void close_dropped();
 
@@ -132,6 +136,7 @@ class Engine {
 
   bool attempt_open_ = false;
   bool dropping_ = false;
+  bool committing_ = false;  // queued: the attempt takes no more writes, and no second commit
   Attempt attempt_;
   std::vector<uint32_t> table_;  // of the attempt: workers fill distinct elements
   uint64_t chunks_written_ = 0;

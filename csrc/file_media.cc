@@ -80,6 +80,10 @@ Status FileMedia::create(const std::string& path, MediaKind want, uint64_t bytes
   std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
   Status status = file->allocate(0, bytes);
   if (status.ok()) status = file->identify(want);
+  // Its length and allocation must be durable before it gets its name.
+  if (status.ok() && file->granularity_ != Granularity::kVolatile && fsync(fd) != 0) {
+    status = from_errno("fsync of " + path);
+  }
   if (status.ok()) status = file->reserve();
   if (status.ok()) status = file->map(0, file->size_);
   if (!status.ok()) {
@@ -125,7 +129,8 @@ Status FileMedia::identify(MediaKind want) {
   if (want == MediaKind::kEmulated) kind_ = MediaKind::kEmulated;
   emulated_ = want == MediaKind::kEmulated && !dax;
   map_flags_ = kind_ == MediaKind::kPmem ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
-  if (read_only_) map_flags_ = MAP_PRIVATE;
+  // Without a reservation of memory for copies of all pages, of which a reader makes few or none.
+  if (read_only_) map_flags_ = MAP_PRIVATE | MAP_NORESERVE;
   switch (kind_) {
     case MediaKind::kPmem:
       granularity_ = caches_are_persistent(file) ? Granularity::kByte : Granularity::kCacheLine;
@@ -166,10 +171,14 @@ Status FileMedia::allocate(uint64_t from, uint64_t to) {
 }
 
 Status FileMedia::reserve() {
-  capacity_ = read_only_ || device_ ? size_ : std::max(kReserveMin, size_ * kReserveFactor);
-  reserved_bytes_ = capacity_ + kHugePage;
-  reserved_ =
-      mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  capacity_ = device_ ? size_ : std::max(kReserveMin, size_ * kReserveFactor);
+  // Where there is less (a large store, a limit), room to grow is given up first.
+  for (;; capacity_ = std::max(size_, capacity_ / 2)) {
+    reserved_bytes_ = capacity_ + kHugePage;
+    reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved_ != MAP_FAILED || capacity_ == size_) break;
+  }
   if (reserved_ == MAP_FAILED) {
     reserved_ = nullptr;
     return from_errno("cannot reserve " + mib(reserved_bytes_) + " of address space");
@@ -177,7 +186,8 @@ Status FileMedia::reserve() {
   // Aligned, so that huge pages can be used where the file system has them.
   const auto address = reinterpret_cast<uintptr_t>(reserved_);
   base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
-  madvise(reserved_, reserved_bytes_, MADV_DONTFORK);
+  // A writer's child must not write here. A reader's may read on: its mapping is private.
+  if (!read_only_) madvise(reserved_, reserved_bytes_, MADV_DONTFORK);
   return {};
 }
 
@@ -188,11 +198,9 @@ Status FileMedia::map(uint64_t from, uint64_t to) {
       MAP_FAILED) {
     return from_errno("cannot map " + path_);
   }
-  madvise(wanted, to - from, MADV_DONTFORK);
+  if (!read_only_) madvise(wanted, to - from, MADV_DONTFORK);
   if (kind_ == MediaKind::kTmpfs) madvise(wanted, to - from, MADV_HUGEPAGE);
-  const bool tripped = guard_.tripped();
-  guard_.release();
-  if (tripped || !guard_.protect(base_, to, protection)) {
+  if (!guard_.protect(base_, to, protection)) {
     return {Code::kIo, path_ + ": the mapping cannot be guarded against SIGBUS"};
   }
   size_ = to;
@@ -212,6 +220,13 @@ Status FileMedia::grow(uint64_t bytes) {
   if (granularity_ != Granularity::kVolatile && fsync(fd_) != 0)
     return from_errno("fsync " + path_);
   return map(before, bytes);
+}
+
+bool FileMedia::follow() {
+  struct stat file;
+  if (!read_only_ || device_ || fstat(fd_, &file) != 0) return false;
+  const uint64_t now = static_cast<uint64_t>(file.st_size) / 4096 * 4096;
+  return size_ < now && now <= capacity_ && size_ % 4096 == 0 && map(size_, now).ok();
 }
 
 Status FileMedia::check() const {

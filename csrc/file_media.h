@@ -27,6 +27,7 @@ class FileMedia final : public Media {
   ~FileMedia() override;
 
   Status grow(uint64_t bytes) override;
+  bool follow() override;
   Status check() const override;
   void populate(uint64_t offset, uint64_t bytes) override;
 

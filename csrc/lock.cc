@@ -12,14 +12,12 @@
 namespace lightckpt {
 namespace {
 
-constexpr uint32_t kSlotsMax = 64;
-
 struct LockFile {
   dev_t device;
   ino_t inode;
   int fd;
   bool writer = false;
-  std::array<uint32_t, kSlotsMax> pins{};
+  std::array<uint32_t, kLockSlotsMax> pins{};
   uint64_t sealed = 0;  // bit per slot
 };
 
@@ -72,7 +70,11 @@ int find_or_open(const std::string& path, bool writer, Status* status) {
   }
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   // A reader may lack the right to write; a shared lock needs only the right to read.
-  if (fd < 0 && !writer) fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 && !writer && (errno == EACCES || errno == EPERM || errno == EROFS)) {
+    const int refused = errno;
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) errno = refused;
+  }
   if (fd < 0 || fstat(fd, &file) != 0) {
     *status = from_errno("cannot open the lock file " + path);
     return -1;
@@ -87,10 +89,14 @@ Status StoreLock::acquire(const std::string& store_path, bool writer) {
   std::lock_guard lock(table_mutex);
   adopt_table();
   Status status;
-  const int entry = find_or_open(store_path + ".lock", writer, &status);
+  // By the store's own name: two links to one store must not have a lock file each.
+  char* resolved = realpath(store_path.c_str(), nullptr);
+  const std::string real_path = resolved != nullptr ? resolved : store_path;
+  std::free(resolved);
+  const int entry = find_or_open(real_path + ".lock", writer, &status);
   if (entry < 0) {
-    // Where a reader can make no lock file there is none, and so no writer either.
-    if (!writer && status.code() != Code::kNotFound) return {};
+    // Where a reader can make no lock file and there is none, there is no writer either.
+    if (!writer && status.code() == Code::kAccess) return {};
     return status;
   }
   if (writer) {
@@ -111,9 +117,7 @@ Status StoreLock::acquire(const std::string& store_path, bool writer) {
 
 void StoreLock::release() {
   if (entry_ < 0) return;
-  for (uint32_t slot = 0; slot < kSlotsMax; ++slot) {
-    if (pinned_here(slot)) unpin(slot);
-  }
+  for (uint32_t slot = 0; slot < kLockSlotsMax; ++slot) unpin_all(slot);
   std::lock_guard lock(table_mutex);
   if (writer_ && table_owner == getpid()) {
     try_lock(table[entry_].fd, F_UNLCK, 0);
@@ -123,8 +127,7 @@ void StoreLock::release() {
 }
 
 Status StoreLock::pin(uint32_t slot) {
-  CHECK(slot < kSlotsMax);
-  if (pinned_here(slot)) return {};
+  CHECK(slot < kLockSlotsMax);
   if (entry_ >= 0) {
     std::lock_guard lock(table_mutex);
     adopt_table();
@@ -135,24 +138,29 @@ Status StoreLock::pin(uint32_t slot) {
     }
     ++file.pins[slot];
   }
-  pins_ |= uint64_t{1} << slot;
+  ++pins_[slot];
   return {};
 }
 
 void StoreLock::unpin(uint32_t slot) {
   if (!pinned_here(slot)) return;
-  pins_ &= ~(uint64_t{1} << slot);
+  --pins_[slot];
   if (entry_ < 0) return;
   std::lock_guard lock(table_mutex);
   if (table_owner != getpid()) return;
   if (--table[entry_].pins[slot] == 0) try_lock(table[entry_].fd, F_UNLCK, 1 + slot);
 }
 
+uint32_t StoreLock::unpin_all(uint32_t slot) {
+  const uint32_t count = pins_[slot];
+  for (uint32_t i = 0; i < count; ++i) unpin(slot);
+  return count;
+}
+
 bool StoreLock::pinned_elsewhere(uint32_t slot) const {
   if (entry_ < 0) return false;
   std::lock_guard lock(table_mutex);
-  const uint32_t here = pinned_here(slot) ? 1 : 0;
-  if (table[entry_].pins[slot] > here) return true;
+  if (table[entry_].pins[slot] > pins_[slot]) return true;
   return holder_of(table[entry_].fd, 1 + slot) != 0;
 }
 

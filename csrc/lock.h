@@ -10,12 +10,15 @@
 // Threads: any.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
 #include "status.h"
 
 namespace lightckpt {
+
+inline constexpr uint32_t kLockSlotsMax = 64;
 
 class StoreLock {
  public:
@@ -29,10 +32,11 @@ class StoreLock {
   // Gives up the writer's byte and this handle's pins.
   void release();
 
-  // Shares slot `slot` until unpin, or until the process ends.
+  // Shares slot `slot` until as many unpins, or until the process ends.
   Status pin(uint32_t slot);
   void unpin(uint32_t slot);
-  bool pinned_here(uint32_t slot) const { return pins_ >> slot & 1u; }
+  uint32_t unpin_all(uint32_t slot);  // returns how many there were
+  bool pinned_here(uint32_t slot) const { return pins_[slot] > 0; }
   // Does another handle of this process, or another process, read slot `slot`?
   bool pinned_elsewhere(uint32_t slot) const;
   // Keeps readers out of slot `slot` while it is being retired; false if one is in already.
@@ -42,7 +46,7 @@ class StoreLock {
  private:
   int entry_ = -1;  // in the process's table of lock files
   bool writer_ = false;
-  uint64_t pins_ = 0;  // bit per slot
+  std::array<uint32_t, kLockSlotsMax> pins_{};  // counted, since holders may overlap
 };
 
 }  // namespace lightckpt

@@ -80,6 +80,8 @@ class Media {
 
   // Makes the media `bytes` long, allocated; kNoSpace leaves it as it was. Pointers stay valid.
   virtual Status grow(uint64_t bytes) = 0;
+  // Takes in what another process has added; true if there was anything. For readers.
+  virtual bool follow() { return false; }
   // Is all of it still there, and has no access met a missing page?
   virtual Status check() const = 0;
   // Maps the pages of a range now, so that later accesses take no fault. Done once per range.

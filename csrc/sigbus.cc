@@ -73,6 +73,10 @@ void install() {
 
 bool SigbusGuard::protect(void* base, size_t bytes, int protection) {
   std::call_once(installed, install);
+  if (index_ >= 0) {
+    places[index_].bytes = bytes;
+    return true;
+  }
   for (size_t i = 0; i < places.size(); ++i) {
     bool expected = false;
     if (!places[i].used.compare_exchange_strong(expected, true)) continue;

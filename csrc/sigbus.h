@@ -18,7 +18,8 @@ class SigbusGuard {
   SigbusGuard& operator=(const SigbusGuard&) = delete;
   ~SigbusGuard() { release(); }
 
-  // Guards [base, base + bytes). False when all places are taken (64 mappings in one process).
+  // Guards [base, base + bytes); again with more bytes, all the time and with what was tripped.
+  // False when all places are taken (64 mappings in one process).
   bool protect(void* base, size_t bytes, int protection);
   void release();
 

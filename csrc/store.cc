@@ -25,6 +25,10 @@ Status Store::scan() {
     if (!decode_slot(*media_, header_, index, &version.slot)) continue;
     auto layout = std::make_shared<Layout>();
     version.damage = decode_manifest(*media_, version.slot, layout.get(), &version.blob);
+    // What a reader does not find may lie where the writer has grown the store since.
+    if (!version.damage.ok() && read_only_ && media_->follow()) {
+      version.damage = decode_manifest(*media_, version.slot, layout.get(), &version.blob);
+    }
     version.layout = version.damage.ok() ? std::move(layout) : std::make_shared<Layout>();
     versions_.push_back(std::move(version));
   }
@@ -48,10 +52,29 @@ std::vector<Version> Store::versions() {
   std::lock_guard lock(mutex_);
   // A reader follows the writer; a failed look leaves what was known.
   if (read_only_) (void)scan().ok();
-  return versions_;
+  std::vector<Version> found;
+  for (const Version& version : versions_) {
+    // After a rebase a version may have two slots for a while; the newer generation speaks for it.
+    const bool known = std::ranges::any_of(
+        found, [&](const Version& v) { return v.slot.version == version.slot.version; });
+    if (!known) found.push_back(version);
+  }
+  return found;
 }
 
 Status Store::find(uint64_t number, Version* found) {
+  if (read_only_) {
+    // As long as its slot says the same, what is known of a version holds: no need to scan anew.
+    std::lock_guard lock(mutex_);
+    for (const Version& version : versions_) {
+      Slot slot;
+      if (version.slot.version == number &&
+          decode_slot(*media_, header_, version.index, &slot) && slot.crc == version.slot.crc) {
+        *found = version;
+        return found->damage;
+      }
+    }
+  }
   for (Version& version : versions()) {
     if (version.slot.version != number) continue;
     *found = std::move(version);
@@ -82,7 +105,9 @@ std::optional<uint32_t> Store::free_slot() const {
 Status Store::write_slot(uint32_t index, const Slot& slot) {
   media_->store(slot_offset(index), bytes_of(slot));
   media_->flush(slot_offset(index), sizeof(slot));
-  return media_->drain();
+  RETURN_IF_ERROR(media_->drain());
+  // A slot's page that was lost just now took the line in, and will not give it back.
+  return media_->check();
 }
 
 // Invariant 3: this drain comes before anything is written where these versions lie.
@@ -94,6 +119,7 @@ Status Store::retire(const std::vector<uint32_t>& indexes) {
     media_->flush(slot_offset(index), sizeof(none));
   }
   if (failed_ = media_->drain(); !failed_.ok()) return failed_;
+  if (failed_ = media_->check(); !failed_.ok()) return failed_;
   std::erase_if(versions_, [&](const Version& version) {
     return std::ranges::find(indexes, version.index) != indexes.end();
   });
@@ -104,8 +130,13 @@ Status Store::retire(const std::vector<uint32_t>& indexes) {
 // up are sealed against new readers until begin has retired them.
 std::vector<Version> Store::survivors(uint32_t keep, std::vector<uint32_t>* retired) {
   std::vector<Version> kept;
+  std::vector<uint64_t> areas;  // of the versions that count
   for (const Version& version : versions_) {
-    const bool wanted = version.damage.ok() && kept.size() < keep;
+    // What is kept only for its reader does not count, nor does a second slot of the same version.
+    const bool counts = version.damage.ok() &&
+                        std::ranges::find(areas, version.slot.record_offset) == areas.end();
+    const bool wanted = counts && areas.size() < keep;
+    if (wanted) areas.push_back(version.slot.record_offset);
     if (wanted || !lock_.try_seal(version.index)) {
       kept.push_back(version);
     } else {
@@ -137,7 +168,8 @@ Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t
   for (auto areas = static_cast<uint32_t>(same) + 1; areas < keep + 1; ++areas) {
     take(bytes, area_align(bytes));
   }
-  return media_->grow(end);
+  // Whole pages, even if a manifest comes last: growth continues where the mapping ends.
+  return media_->grow(round_up(end, kPageBytes));
 }
 
 Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
@@ -155,11 +187,23 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   attempt->slot.step = step;
 
   uint64_t chunks = 0;
-  for (uint64_t bytes : extents) chunks += (bytes + kChunkBytes - 1) / kChunkBytes;
+  for (uint64_t bytes : extents) {
+    if (bytes > kExtentBytesMax) {
+      return {Code::kNoSpace, "an extent has " + std::to_string(bytes) + " bytes; none can"};
+    }
+    chunks += (bytes + kChunkBytes - 1) / kChunkBytes;
+  }
+  if (extents.size() > kExtentsMax) {
+    return {Code::kNoSpace, std::to_string(extents.size()) + " extents; a version may have " +
+                                std::to_string(kExtentsMax)};
+  }
+  const uint64_t manifest_needed =
+      sizeof(ManifestHead) + extents.size() * sizeof(uint64_t) + blob.size();
   const uint64_t record_needed = record_table_end(chunks) + host_bytes;
-  if (record_needed > UINT32_MAX / 2 || blob.size() > UINT32_MAX / 2) {
+  if (host_bytes > UINT32_MAX || record_needed > UINT32_MAX / 2 ||
+      manifest_needed > UINT32_MAX / 2) {
     return {Code::kNoSpace, "the record has " + std::to_string(record_needed) +
-                                " bytes and the manifest " + std::to_string(blob.size()) +
+                                " bytes and the manifest " + std::to_string(manifest_needed) +
                                 "; each may have 2 GiB"};
   }
   std::vector<std::byte> manifest;
@@ -265,20 +309,17 @@ Status Store::rebase(uint64_t number) {
   }
   if (chosen == versions_.begin()) return {};
   const auto index = free_slot();
-  if (!index)
+  if (!index) {
     return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
-
-  // The newer ones go, unless somebody reads them; a reader of the chosen one keeps its old slot.
+  }
+  // The newer ones go, whatever this handle has pinned. One that somebody else is reading stays until
+  // a later begin: its generation is old, so it is never the latest again. The chosen one takes
+  // this handle's pins along.
+  const uint32_t pins = lock_.unpin_all(chosen->index);
   std::vector<uint32_t> retired;
   for (auto version = versions_.begin(); version <= chosen; ++version) {
-    lock_.unpin(version->index);
-    if (lock_.try_seal(version->index)) {
-      retired.push_back(version->index);
-    } else if (version != chosen) {
-      for (uint32_t sealed : retired) lock_.unseal(sealed);
-      return {Code::kBusy, "version " + std::to_string(version->slot.version) +
-                               ", which is newer, is being read: close its reader first"};
-    }
+    lock_.unpin_all(version->index);
+    if (lock_.try_seal(version->index)) retired.push_back(version->index);
   }
   Version renewed = *chosen;
   renewed.index = *index;
@@ -292,6 +333,7 @@ Status Store::rebase(uint64_t number) {
   }
   for (uint32_t sealed : retired) lock_.unseal(sealed);
   sort_versions();
+  for (uint32_t i = 0; i < pins; ++i) RETURN_IF_ERROR(lock_.pin(*index));
   return failed_;
 }
 

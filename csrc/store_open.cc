@@ -76,8 +76,17 @@ Status Store::open(const std::string& path, const StoreOptions& options,
   if (!exists && (!options.create || options.read_only)) {
     return {Code::kNotFound, "there is no store at " + path};
   }
+  if (options.read_only) {
+    // Before the lock file is made: looking at a foreign file must leave nothing beside it.
+    RETURN_IF_ERROR(FileMedia::open(path, options.media, true, &opened->media_));
+    if (Status status = decode_header(*opened->media_, &opened->header_); !status.ok()) {
+      return {status.code(), path + ": " + status.message()};
+    }
+  }
   RETURN_IF_ERROR(opened->lock_.acquire(path, !options.read_only));
-  if (exists || stat(path.c_str(), &file) == 0) {
+  if (opened->media_ != nullptr) {
+    // A reader's, opened above.
+  } else if (exists || stat(path.c_str(), &file) == 0) {
     RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &opened->media_));
   } else {
     RETURN_IF_ERROR(create(path, options, &opened->media_));

@@ -291,6 +291,11 @@ class Store:
         """Stop the workers and release the store; an attempt in flight is dropped."""
         _check(lib.lckpt_close(self._handle))
 
+    def __del__(self) -> None:
+        # Whoever forgot to close must not leave threads and a lock behind.
+        if hasattr(self, "_handle") and lib is not None:
+            lib.lckpt_close(self._handle)
+
     def __enter__(self) -> "Store":
         return self
 

@@ -121,7 +121,10 @@ class Walk:
     absent: list[tuple[Any, Any]] = field(default_factory=list)  # places that hold None
     containers: list[tuple[Any, int]] = field(default_factory=list)
     groups: dict[str, list[list[Path]]] = field(default_factory=dict)
-    members: list[tuple[list[Any], tuple[int, ...]]] = field(default_factory=list)
+    # Sequences that may change: holder and key of each, and the ids of what it held.
+    members: list[tuple[Any, Any, tuple[int, ...]]] = field(default_factory=list)
+    # Objects that may be replaced whole, so that what was found in them would be out of date.
+    anchors: list[tuple[Any, Any, Any]] = field(default_factory=list)
     modules: dict[str, list[tuple[str, nn.Module]]] = field(default_factory=dict)
     owners: dict[str, set[int]] = field(default_factory=dict)  # optimizer -> ids of its tensors
 
@@ -164,6 +167,7 @@ def _walk_models(run: Run, walk: Walk) -> Iterator[Leaf]:
             for holder in (module._parameters, module._buffers, module._modules):
                 walk.containers.append((holder, len(holder)))
                 walk.absent += [(holder, key) for key, value in holder.items() if value is None]
+            walk.anchors += [(module._modules, key, child) for key, child in module._modules.items()]
         for held in held_tensors(model):
             path = ("model", name, held.name)
             yield Leaf(path, held.tensor, held.holder, held.key, held.buffer, held.persistent)
@@ -174,6 +178,7 @@ def _walk_models(run: Run, walk: Walk) -> Iterator[Leaf]:
 def _walk_state(run: Run, walk: Walk, paths: dict[int, Path]) -> Iterator[Leaf]:
     for name, optimizer in run.optimizers.items():
         walk.containers.append((optimizer.state, len(optimizer.state)))
+        walk.anchors.append((optimizer, "state", optimizer.state))
         for owner, state in optimizer.state.items():
             if not isinstance(owner, Tensor):
                 yield from _shared_state(name, optimizer, owner, state, walk)
@@ -185,6 +190,7 @@ def _walk_state(run: Run, walk: Walk, paths: dict[int, Path]) -> Iterator[Leaf]:
                 walk.values.append(Value(name, path, None, optimizer.state, owner))
                 continue
             walk.containers.append((state, len(state)))
+            walk.anchors.append((optimizer.state, owner, state))
             for key, value in state.items():
                 if isinstance(value, Tensor) and type(key) is str:
                     yield Leaf(("state", name, key, *path), value, state, key)
@@ -241,10 +247,10 @@ def walk_run(run: Run) -> Walk:
     for name, optimizer in run.optimizers.items():
         walk.groups[name] = []
         walk.owners[name] = set()
-        walk.containers.append((optimizer.param_groups, len(optimizer.param_groups)))
+        walk.members.append((optimizer, "param_groups", tuple(map(id, optimizer.param_groups))))
         for group in optimizer.param_groups:
             members = group["params"]
-            walk.members.append((members, tuple(map(id, members))))
+            walk.members.append((group, "params", tuple(map(id, members))))
             walk.groups[name].append([paths[id(p)] for p in members])
             walk.owners[name].update(map(id, members))
             for parameter in members:

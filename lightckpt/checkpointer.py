@@ -86,6 +86,8 @@ class Checkpointer:
         archive_every: int = 0,
         workers: int = 0,
     ) -> None:
+        if (archive is None) != (archive_every == 0) or archive_every < 0:
+            raise ValueError(f"archive={archive!r} and archive_every={archive_every} go together")
         settings = Settings(
             every=every, keep=keep, mode=mode, busy=busy, media=media, size=size,
             timeout=timeout, on_error=on_error, overhead=overhead, workers=workers,
@@ -99,6 +101,7 @@ class Checkpointer:
         self._archiver = (
             Archiver(self._driver.store, Path(archive), archive_every) if archive else None
         )
+        self._pinned: set[int] = set()  # versions, so that pinning twice is pinning once
         versions = [v for v in self._driver.store.versions() if not v.damaged]
         self._driver.durable_step = versions[0].step if versions else 0
         self._step = 0
@@ -286,7 +289,9 @@ class Checkpointer:
         with self._driver.lock:
             for version in self._driver.store.versions():
                 if version.step == step and not version.damaged:
-                    self._driver.store.pin(version.version, pinned=pinned)
+                    if pinned != (version.version in self._pinned):
+                        self._driver.store.pin(version.version, pinned=pinned)
+                        self._pinned ^= {version.version}
                     return
             raise NotFoundError(f"there is no version of step {step}, only of {self.steps()}")
 
@@ -336,6 +341,10 @@ class Checkpointer:
             self._close(ended=False)
         except CheckpointError as error:
             warnings.warn(f"at exit: {error}", CheckpointWarning, stacklevel=1)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_at_exit"):
+            self._end_quietly()
 
     def _check_open(self) -> None:
         if self._driver.store.closed:

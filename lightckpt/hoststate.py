@@ -123,7 +123,7 @@ def decode(buffer: Buffer, *, allow_pickle: bool = False, leaf: LeafDecoder | No
             start = end + -end % LEAF_ALIGN
             end = start + size
             leaves.append((kind, view[start:end], meta))
-            if type(size) is not int or not start <= end <= total:
+            if not start <= end <= total:
                 raise ValueError(f"a leaf of {size} bytes, with {total - start} left")
         if end != total:
             raise ValueError(f"the leaves end at byte {end} of {total}")

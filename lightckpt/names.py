@@ -27,13 +27,15 @@ def _is_wrapper(module: nn.Module, child: str) -> bool:
     )
 
 
-def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (normalised name, module), each module once, parents first."""
+def named_modules(
+    model: nn.Module, *, every_name: bool = False
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (normalised name, module), parents first, each module once or under every name."""
     seen: set[int] = set()
     stack: list[tuple[str, nn.Module]] = [("", model)]
     while stack:
         prefix, module = stack.pop()
-        if id(module) in seen:
+        if id(module) in seen and not every_name:
             continue
         seen.add(id(module))
         yield prefix, module
@@ -64,7 +66,7 @@ def held_tensors(model: nn.Module) -> Iterator[Held]:
     Where dropping a wrapper makes two names equal, the second keeps its position as a suffix.
     """
     taken: set[str] = set()
-    for prefix, module in named_modules(model):
+    for prefix, module in named_modules(model, every_name=True):
         for buffer, holder in ((False, module._parameters), (True, module._buffers)):
             for key, tensor in holder.items():
                 if tensor is None:

@@ -147,9 +147,10 @@ def _make_state(
     wanted: dict[str, dict[Any, dict[Any, Any]]] = {name: {} for name in run.optimizers}
     whole: dict[str, dict[Any, Any]] = {name: {} for name in run.optimizers}
     maker = _Maker(manifest)
+    wrappers = {entry.path for entry in manifest.entries if entry.subclass}
     for entry in manifest.entries:
-        kind = entry.path[0]
-        if kind == "state" and not entry.path[-1].startswith("<"):
+        kind = entry.path[0] if entry.path[:-1] not in wrappers else ""  # they bring their inner
+        if kind == "state":
             _, name, key, *path = entry.path
             owner = places[tuple(path)]
             held = run.optimizers[name].state.get(owner, {})
@@ -163,7 +164,7 @@ def _make_state(
             tensor = maker.tensor_for(entry, shared.get(key), None)
             whole[name][key] = tensor
             _place(places, entry.path, tensor)
-        elif kind == "grad" and not entry.path[-1].startswith("<"):
+        elif kind == "grad":
             owner = places[entry.path[1:]]
             owner.grad = maker.tensor_for(entry, owner.grad, owner)
             _place(places, entry.path, owner.grad)

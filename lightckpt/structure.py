@@ -190,14 +190,16 @@ class Structure:
             extent.copy = torch.frombuffer(packed, dtype=torch.uint8)
 
 
+def _held(holder: Any, key: Any) -> Any:
+    return holder.get(key) if isinstance(holder, dict) else getattr(holder, key)
+
+
 def _same_places(walk: Walk) -> bool:
     return (
         all(len(container) == size for container, size in walk.containers)
-        and all(tuple(map(id, members)) == ids for members, ids in walk.members)
-        and all(
-            (holder.get(key) if isinstance(holder, dict) else getattr(holder, key)) is None
-            for holder, key in walk.absent
-        )
+        and all(_held(holder, key) is anchor for holder, key, anchor in walk.anchors)
+        and all(tuple(map(id, _held(holder, key))) == ids for holder, key, ids in walk.members)
+        and all(_held(holder, key) is None for holder, key in walk.absent)
         and all(
             value.at in value.holder
             and not (type(value.key) is str and isinstance(value.holder[value.at], Tensor))

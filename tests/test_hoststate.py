@@ -223,7 +223,7 @@ def test_every_leaf_is_aligned():
 def test_the_hook_is_asked_about_unknown_types_before_pickle():
     asked = []
     encode([1, "a", (None, {1: 2}), np.arange(3), np.int8(1), torch.int, int], leaf=asked.append)
-    assert asked == []
+    assert not asked
     encoded = encode(SimpleNamespace(), allow_pickle=True, leaf=lambda _: Blob({"mine": 1}, b""))
     assert decode(encoded, leaf=lambda meta, _: meta) == {"mine": 1}
 
@@ -235,8 +235,8 @@ REFUSED = [
     *(type("Sub", (kind,), {})() for kind in (str, int, float, list, tuple, dict, set, bytes)),
     type("Sub", (dt.datetime,), {})(2024, 1, 1), ModuleType("m"), (i for i in ()), memoryview(b""),
     zoneinfo.ZoneInfo("UTC"), random.Random(1), np.array([None]), np.ma.array([1]),
-    np.rec.array([(1, 2)]), np.dtype("f4"), np.random.default_rng(1), torch.rand(2),
-    torch.nn.Parameter(torch.rand(1)), torch.Generator()]
+    np.rec.array([(1, 2)]), np.zeros(1, np.dtype((np.record, "i4,i4"))), np.dtype("f4"),
+    np.random.default_rng(1), torch.rand(2), torch.nn.Parameter(torch.rand(1)), torch.Generator()]
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
 def test_other_types_are_refused_with_path_and_type(value):
@@ -246,8 +246,7 @@ def test_other_types_are_refused_with_path_and_type(value):
     assert path == "`scheduler.sch.lr_lambdas[1]`"
     assert kind.partition(",")[0].endswith(type(value).__name__)
 
-BAD = object()
-LOOP, ODD = {"a": [1, {"b": 2}]}, OrderedDict(a=1)
+BAD, LOOP, ODD = object(), {"a": [1, {"b": 2}]}, OrderedDict(a=1)
 LOOP["a"][1]["c"], ODD.helper = LOOP["a"], BAD
 PATHS = {
     "`host` is": BAD, "`host['layer.weight'][1][1]` is": {"layer.weight": [0, (1, BAD)]},
@@ -326,20 +325,21 @@ def decodes(encoded):
 
 HOSTILE = {
     "array larger than its leaf": (LEAF, ("array", b"", [["<f8"], [2**40], "C"])),
+    "array smaller than its leaf": (LEAF, ("array", bytes(16), [["<f8"], [1], "C"])),
     "array of a negative shape": (LEAF, ("array", bytes(8), [["<f8"], [-1, -1], "C"])),
     "array whose size overflows": (LEAF, ("array", b"", [["<f8"], [0, 2**62, 2**62], "C"])),
-    "array of huge items": (LEAF, ("array", b"", [["V2000000000"], [1], "C"])),
+    "huge items": (LEAF, ("array", b"", [["V2000000000"], [1], "C"])),
     "array of objects": (LEAF, ("array", bytes(8), [["O"], [1], "C"])),
     "array of objects in fields": (LEAF, ("array", bytes(8), [[[["a", "O"]]], [1], "C"])),
-    "scalar object": ({"$": ["numpy", ["O"], {"$": ["bytes", "00" * 8]}]},),
+    "scalar object": ({"$": ["numpy", ["O"], {"$": ["bytes", "00" * 8]}]},), "tag": ({"$": [[]]},),
     "code by name": ({"$": ["factory", "eval"]},), "no type": ({"$": ["defaultdict", "int"]},),
-    "code of torch by name": ({"$": ["torch", "dtype", "torch._dynamo"]},), "no leaf": (LEAF,),
-    "leaf in itself": (LEAF, ("hook", b"", {"a": LEAF})), "bad tag": ({"$": [["list"]]},),
+    "code of torch by name": ({"$": ["torch", "dtype", "<class 'torch.Tensor'>"]},),
+    "leaf in itself": (LEAF, ("hook", b"", {"a": LEAF})), "no leaf": (LEAF,),
     "ints of broken length": (LEAF, ("list", bytes(9), "q")), "unknown": ({"$": ["eval", "1"]},),
     "tag and key": ({"$": ["tuple"], "a": 1},), "no tag": ({"$": []},), "no body": ({"$": 1},),
     "key unhashable": ({"$": ["dict", None, [], 1]},), "half a pair": ({"$": ["dict", None, 1]},),
     "fraction over zero": ({"$": ["Fraction", 1, 0]},), "no decimal": ({"$": ["Decimal", "x"]},),
-    "fraction that takes all memory": ({"$": ["Fraction", "1e999999999"]},),
+    "no memory": ({"$": ["Fraction", "1e999999999"]},), "no dtype": ({"$": ["numpy", [",i4"], 1]},),
     "date out of range": ({"$": ["date", 10**6, 1, 1]},), "maxlen": ({"$": ["deque", -1]},),
     "depth": (functools.reduce(lambda x, _: {"$": ["tuple", [x]]}, range(101), 1),)}
 
@@ -357,6 +357,7 @@ def test_hostile_input_is_a_format_error_and_takes_no_memory(name):
 def test_claims_that_do_not_fit_the_buffer_are_format_errors():
     cases = [HEADER.pack(b"LCH1", *claim) for claim in ((0, 16), (2**32 - 1, 16), (0, 2**64 - 1))]
     cases += [with_header(text * 10**5) for text in (b"[", b'{"tree":')]
+    cases += [with_header(b'{"tree": 1, "leaves": []}', b"more"), encode(1) + b"more"]
     sizes = [[size] for size in (-1, 2**31, 2**63, 10**30, 1.0, True, None, "8")]
     for claimed in [*sizes, [1000] * 1000]:  # The last would overlap.
         table = [["bytes", size, ""] for size in claimed]
@@ -377,7 +378,6 @@ SAMPLE = {
 def test_every_cut_and_every_damaged_byte_is_refused_or_decodes():
     encoded = encode(SAMPLE, leaf=tensor_out)
     assert decodes(encoded)
-    assert not decodes(encoded + b"\0")
     for at in range(len(encoded)):
         assert not decodes(encoded[:at])
         for flip in (1 << at % 8, 255):

@@ -52,9 +52,11 @@ def test_tied_tensors_are_listed_under_each_name():
     assert held["a.weight"] is held["b.weight"]
 
 
-def test_shared_modules_are_visited_once():
-    part = nn.Linear(1, 1)
-    assert [n for n, _ in named_modules(nn.ModuleList([part, part]))] == ["", "0"]
+def test_shared_modules_are_visited_once_and_their_tensors_have_every_name():
+    part = nn.Linear(1, 1, bias=False)
+    model = nn.ModuleList([part, part])
+    assert [name for name, _ in named_modules(model)] == ["", "0"]
+    assert names(model) == ["0.weight", "1.weight"] == list(model.state_dict())
 
 
 def test_persistence_is_known():
