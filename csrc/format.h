@@ -25,8 +25,8 @@ inline constexpr uint64_t kChunkBytes = 1 << 20;  // the unit of work and of che
 inline constexpr uint64_t kExtentAlign = 256;     // Optane writes in units of 256 bytes
 inline constexpr uint32_t kSlotsMin = 4, kSlotsMax = 64;
 inline constexpr uint32_t kExtentsMax = 1u << 28;
-// More than any address space, and so few that no sum over kChunkBytes or an alignment overflows.
-inline constexpr uint64_t kExtentBytesMax = uint64_t{1} << 56;
+// More than a record's checksums can cover, and so few that no sum of extents overflows.
+inline constexpr uint64_t kExtentBytesMax = uint64_t{1} << 48;
 
 struct Header {
   char magic[8];

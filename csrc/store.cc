@@ -8,6 +8,9 @@
 namespace lightckpt {
 namespace {
 
+// More than any media has, and so little that no sum or rounding of sizes below it overflows.
+constexpr uint64_t kBytesMax = uint64_t{1} << 60;
+
 template <typename Line>
 Bytes bytes_of(const Line& line) {
   return std::as_bytes(std::span(&line, 1));
@@ -68,8 +71,8 @@ Status Store::find(uint64_t number, Version* found) {
     std::lock_guard lock(mutex_);
     for (const Version& version : versions_) {
       Slot slot;
-      if (version.slot.version == number &&
-          decode_slot(*media_, header_, version.index, &slot) && slot.crc == version.slot.crc) {
+      if (version.slot.version == number && decode_slot(*media_, header_, version.index, &slot) &&
+          slot.crc == version.slot.crc) {
         *found = version;
         return found->damage;
       }
@@ -97,7 +100,7 @@ std::optional<uint32_t> Store::free_slot() const {
   for (uint32_t index = 0; index < header_.slot_count; ++index) {
     const bool taken =
         std::ranges::any_of(versions_, [&](const Version& v) { return v.index == index; });
-    if (!taken) return index;
+    if (!taken && index != begun_) return index;
   }
   return std::nullopt;
 }
@@ -130,13 +133,16 @@ Status Store::retire(const std::vector<uint32_t>& indexes) {
 // up are sealed against new readers until begin has retired them.
 std::vector<Version> Store::survivors(uint32_t keep, std::vector<uint32_t>* retired) {
   std::vector<Version> kept;
-  std::vector<uint64_t> areas;  // of the versions that count
+  uint32_t count = 0;   // of those kept for their own sake, not for a reader's
+  uint64_t oldest = 0;  // the last of them
   for (const Version& version : versions_) {
-    // What is kept only for its reader does not count, nor does a second slot of the same version.
-    const bool counts = version.damage.ok() &&
-                        std::ranges::find(areas, version.slot.record_offset) == areas.end();
-    const bool wanted = counts && areas.size() < keep;
-    if (wanted) areas.push_back(version.slot.record_offset);
+    // Behind a rebase stand the versions that it gave up, and the old slot of the one it chose.
+    const bool given_up = count > 0 && version.slot.version >= oldest;
+    const bool wanted = version.damage.ok() && !given_up && count < keep;
+    if (wanted) {
+      ++count;
+      oldest = version.slot.version;
+    }
     if (wanted || !lock_.try_seal(version.index)) {
       kept.push_back(version);
     } else {
@@ -182,6 +188,12 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
                                 std::to_string(header_.slot_count) + " slots can keep 1 to " +
                                 std::to_string(header_.slot_count - 2)};
   }
+  uint64_t left = kBytesMax;
+  const auto fits = [&](uint64_t part) { return part <= left && (left -= part, true); };
+  if (!fits(host_bytes) || !std::ranges::all_of(extents, fits)) {
+    return {Code::kNoSpace, "the version has more than " + std::to_string(kBytesMax) + " bytes"};
+  }
+  begun_.reset();  // whatever was begun before is given up
   *attempt = {};
   attempt->slot.store_id = header_.store_id;
   attempt->slot.step = step;
@@ -189,13 +201,10 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   uint64_t chunks = 0;
   for (uint64_t bytes : extents) {
     if (bytes > kExtentBytesMax) {
-      return {Code::kNoSpace, "an extent has " + std::to_string(bytes) + " bytes; none can"};
+      return {Code::kNoSpace, "an extent has " + std::to_string(bytes) + " bytes; at most " +
+                                  std::to_string(kExtentBytesMax) + " are possible"};
     }
     chunks += (bytes + kChunkBytes - 1) / kChunkBytes;
-  }
-  if (extents.size() > kExtentsMax) {
-    return {Code::kNoSpace, std::to_string(extents.size()) + " extents; a version may have " +
-                                std::to_string(kExtentsMax)};
   }
   const uint64_t manifest_needed =
       sizeof(ManifestHead) + extents.size() * sizeof(uint64_t) + blob.size();
@@ -244,7 +253,7 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     return {Code::kBusy, "all " + std::to_string(header_.slot_count) +
                              " slots hold versions that are kept or pinned"};
   }
-  attempt->index = *slot;
+  begun_ = attempt->index = *slot;
   media_->populate(attempt->slot.record_offset, attempt->layout->area_bytes);
   if (new_manifest) {
     // Durable with the data, before the slot that refers to it. The fence is this thread's own:
@@ -295,6 +304,7 @@ Status Store::commit(const Attempt& attempt, const std::vector<uint32_t>& table,
                           attempt.layout->extent_bytes.size() * sizeof(uint64_t);
   version.blob = Bytes(blob, media_->view() + slot.manifest_offset + slot.manifest_bytes);
   versions_.insert(versions_.begin(), std::move(version));
+  begun_.reset();
   return {};
 }
 
@@ -312,9 +322,9 @@ Status Store::rebase(uint64_t number) {
   if (!index) {
     return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
   }
-  // The newer ones go, whatever this handle has pinned. One that somebody else is reading stays until
-  // a later begin: its generation is old, so it is never the latest again. The chosen one takes
-  // this handle's pins along.
+  // The newer ones go, whatever this handle has pinned. One that somebody else is reading stays
+  // until a later begin: its generation is old, so it is never the latest again. The chosen one
+  // takes this handle's pins along.
   const uint32_t pins = lock_.unpin_all(chosen->index);
   std::vector<uint32_t> retired;
   for (auto version = versions_.begin(); version <= chosen; ++version) {

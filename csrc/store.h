@@ -97,9 +97,10 @@ class Store {
   StoreLock lock_;
   Header header_ = {};
   bool read_only_ = false;
-  mutable std::mutex mutex_;       // guards versions_ and failed_
+  mutable std::mutex mutex_;       // guards all below
   std::vector<Version> versions_;  // newest first
   Status failed_;                  // the first drain that failed
+  std::optional<uint32_t> begun_;  // the slot of the last attempt, until it is committed
 };
 
 }  // namespace lightckpt

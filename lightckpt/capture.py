@@ -167,7 +167,7 @@ def _walk_models(run: Run, walk: Walk) -> Iterator[Leaf]:
             for holder in (module._parameters, module._buffers, module._modules):
                 walk.containers.append((holder, len(holder)))
                 walk.absent += [(holder, key) for key, value in holder.items() if value is None]
-            walk.anchors += [(module._modules, key, child) for key, child in module._modules.items()]
+            walk.anchors += [(module._modules, *item) for item in module._modules.items()]
         for held in held_tensors(model):
             path = ("model", name, held.name)
             yield Leaf(path, held.tensor, held.holder, held.key, held.buffer, held.persistent)

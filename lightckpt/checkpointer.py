@@ -3,7 +3,6 @@
 import atexit
 import os
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +17,7 @@ from .archive import Archiver
 from .driver import Driver, Stats
 from .errors import CheckpointError, CheckpointWarning, NotFoundError
 from .flight import Record
-from .hooks import glimpse_forward, optimizer_of, watch_forward, watch_optimizer
+from .hooks import glimpse_forward, optimizer_of, watch_forward, watch_optimizer, weakly
 from .loop import Loop
 from .settings import Settings, make_run, open_store
 from .ticket import Ticket
@@ -111,23 +110,22 @@ class Checkpointer:
         self._owner = os.getpid()
         self._handles = [h for name in run.optimizers for h in self._watch(name)]
         # A long evaluation must not keep the last step from becoming durable.
-        poll = _weakly(self, Checkpointer._poll)
+        poll = weakly(self, Checkpointer._poll)
         self._handles += [glimpse_forward(model, poll) for model in run.models.values()]
-        self._at_exit = _weakly(self, Checkpointer._end_quietly)
+        self._at_exit = weakly(self, Checkpointer._end_quietly)
         atexit.register(self._at_exit)
 
     def _watch(self, name: str) -> list[Any]:
-        driver = weakref.ref(self._driver)
+        def before(this: Checkpointer, closure: bool) -> None:
+            if "." not in name and this._is_pending():
+                this._update_again(closure)
+            this._driver.before_update(name)
 
-        def call(method: Any) -> Any:
-            def hook() -> None:
-                if (alive := driver()) is not None:
-                    method(alive, name)
-
-            return hook
+        def after(this: Checkpointer) -> None:
+            this._driver.after_update(name)
 
         optimizer = self._driver.run.optimizers[name]
-        return watch_optimizer(optimizer, call(Driver.before_update), call(Driver.after_update))
+        return watch_optimizer(optimizer, weakly(self, before), weakly(self, after))
 
     # -- boundaries ----------------------------------------------------------------------------
 
@@ -152,9 +150,7 @@ class Checkpointer:
             raise ValueError(f"start={start}, but this run stands at step {self._step}")
         run = self._driver.run
         own = any(iterable is item for item in run.extras.values())
-        loop = Loop(
-            iterable, epochs=epochs, generators=run.generators, rng=run.rng, own_position=own
-        )
+        loop = Loop(iterable, epochs=epochs, run=run, own_position=own)
         resume, self._resume = self._resume, None
         self._explicit, self._loop = True, loop
         return self._iterate(loop.batches(resume))
@@ -171,7 +167,9 @@ class Checkpointer:
 
     def _mark(self) -> Ticket:
         self._check_open()
-        self._step += 1
+        self._step, self._resume = self._step + 1, None
+        if self._explicit:  # then generators count as they are here, not as the update left them
+            self._driver.early, self._driver.capture_early = None, False
         state = self._loop.state if self._loop is not None else None
         flight, skipped = self._driver.boundary(self._step, state)
         if self._archiver is not None and flight is not None:
@@ -182,9 +180,9 @@ class Checkpointer:
         """Checkpoint after ``step``, an optimizer's step method, and return that same method.
 
         Without ``iterate`` or ``mark``, an iteration ends at the next forward call of a registered
-        model in training mode; loaders and random generators are captured as the step returns.
-        That is exact only if nothing draws random numbers between the update and the fetch of the
-        next batch.
+        model in training mode, or at the next step that is given a closure; loaders and random
+        generators are captured as the step returns. That is exact only if nothing draws random
+        numbers between the update and the fetch of the next batch.
 
         Raises:
             TypeError: *step* is no optimizer's step method.
@@ -198,7 +196,7 @@ class Checkpointer:
             raise ValueError("decorating needs model=: its next forward call ends an iteration")
         if not self._driver.capture_early:
             self._driver.capture_early = True
-            forward = _weakly(self, Checkpointer._entered)
+            forward = weakly(self, Checkpointer._entered)
             self._handles += [watch_forward(model, forward) for model in run.models.values()]
         return step
 
@@ -207,11 +205,28 @@ class Checkpointer:
             self._driver.poll()
 
     def _entered(self, model: nn.Module) -> None:
+        if model.training and self._is_pending():
+            self._end_decorated()
+
+    def _is_pending(self) -> bool:
+        """With decoration only: has an update come, and its iteration not ended yet?"""
         driver = self._driver
-        if driver.store.closed or driver.in_step or self._explicit:
+        decorated_only = driver.capture_early and not self._explicit
+        return decorated_only and driver.updated and not driver.in_step and not driver.store.closed
+
+    def _update_again(self, closure: bool) -> None:
+        if closure:  # nothing has called the model since the last update, and this one will
+            self._end_decorated()
             return
-        if not driver.updated or not model.training:
-            return
+        warnings.warn(
+            "two updates without a forward call of a registered model in training mode between "
+            "them count as one iteration; if no such call comes, nothing is saved: use mark()",
+            CheckpointWarning,
+            stacklevel=5,
+        )
+
+    def _end_decorated(self) -> None:
+        driver = self._driver
         own = [name for name in driver.run.optimizers if "." not in name]
         if len(own) > 1:
             raise ValueError(
@@ -320,8 +335,7 @@ class Checkpointer:
         if driver.store.closed:
             return
         try:
-            decorated_only = driver.capture_early and not self._explicit
-            if ended and decorated_only and driver.updated and not driver.in_step:
+            if ended and self._is_pending():
                 self._mark()  # no forward will come to end the last iteration
             driver.land(anywhere=True)
             if self._archiver is not None:
@@ -365,17 +379,6 @@ class Checkpointer:
         except CheckpointError:
             if error is None:
                 raise
-
-
-def _weakly(owner: Checkpointer, method: Any) -> Any:
-    """Return a function that calls *method* on *owner* for as long as that lives."""
-    this = weakref.ref(owner)
-
-    def call(*args: Any) -> None:
-        if (alive := this()) is not None:
-            method(alive, *args)
-
-    return call
 
 
 def protect(

@@ -40,6 +40,20 @@ def capture_early(run: Run) -> bytes:
     return encode(_drawing(run), allow_pickle=run.allow_pickle, leaf=encode_leaf)
 
 
+def encode_extras(run: Run) -> bytes:
+    """Encode the extras as they are now; b"" without any."""
+    tree = {name: item.state_dict() for name, item in run.extras.items()}
+    return encode(tree, allow_pickle=run.allow_pickle, leaf=encode_leaf) if tree else b""
+
+
+def load_extras(run: Run, encoded: bytes) -> None:
+    """Bring the extras back to what :func:`encode_extras` made."""
+    if encoded:
+        tree = decode(encoded, allow_pickle=run.allow_pickle, leaf=decode_leaf)
+        for name, item in run.extras.items():
+            item.load_state_dict(tree[name])
+
+
 def _drawing(run: Run) -> dict[str, Any]:
     return {
         "rng": capture_rng(run.generators, everything=run.rng),

@@ -72,7 +72,7 @@ class Driver:
         self.flight: Flight | None = None
         self.error: CheckpointError | None = None
         self.durable_step = 0
-        self.in_step = 0  # optimizer steps that are running
+        self._stepping: set[str] = set()  # optimizers whose step is running
         self.updated = False  # since the last boundary
         self.early: bytes | None = None
         self.capture_early = False  # decoration only: loaders and generators as the step ends
@@ -85,14 +85,22 @@ class Driver:
         self._began = 0.0  # when the iteration began: the end of the last boundary
         self._carried = ""  # mode of the version that this iteration carries
         self._learning = False
+        self._served = 0  # multiples of ``every`` that have had their version
         self._forget_updates()
 
     # -- hooks ---------------------------------------------------------------------------------
 
+    @property
+    def in_step(self) -> bool:
+        """Is an optimizer's step running?"""
+        return bool(self._stepping)
+
     def before_update(self, name: str) -> None:
         """Guard: return when *name* may change its tensors."""
         with self.lock:
-            self.in_step += 1
+            if name in self._stepping:
+                self._stepping.clear()  # its last step, and those within it, ended in an exception
+            self._stepping.add(name)
             flight = self.flight
             if flight is None:
                 return
@@ -110,18 +118,18 @@ class Driver:
     def after_update(self, name: str) -> None:
         """Note that *name* has updated its tensors."""
         with self.lock:
-            self.in_step -= 1
+            self._stepping.discard(name)
             self.updated = True
             if name not in self._firing:
                 self._firing.append(name)
-            if self.capture_early and self.in_step == 0:
+            if self.capture_early and not self.in_step:
                 self.early = capture_early(self.run)
 
     def poll(self) -> None:
         """Commit what has been copied, if it is a moment when nothing changes tensors."""
         with self.lock:
             at_home = threading.get_ident() == self._thread
-            if self.flight is not None and at_home and self.in_step == 0:
+            if self.flight is not None and at_home and not self.in_step:
                 try:
                     self.flight.poll()
                 except CheckpointError as error:
@@ -160,8 +168,10 @@ class Driver:
         if self.tuner is not None:
             if not self._learning and not self.tuner.is_due():
                 return f"not due: {self.tuner.choice.why}"
-        elif step % int(self.settings.every):
+        elif (due := step // int(self.settings.every)) <= self._served:
             return f"not due: every {self.settings.every} iterations"
+        else:  # where the iteration that was due updated nothing, the next one stands in for it
+            self._served = due
         return ""
 
     def _changed_unseen(self) -> bool:
@@ -337,6 +347,8 @@ class Driver:
         self.store.rebase(version.version)
         self.abandon()
         self.durable_step = version.step
+        if self.tuner is None:
+            self._served = version.step // int(self.settings.every)
 
     def abandon(self) -> None:
         """Give up what is in flight and forget the live tensors: they are about to be restored."""

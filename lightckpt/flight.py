@@ -16,6 +16,7 @@ Threads: guards may fire from any thread; the caller holds the checkpointer's lo
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from . import _core
@@ -77,7 +78,7 @@ class Plan:
         for index, extent in enumerate(structure.extents):
             owners = structure.owners(extent)
             standing = Standing.VOLATILE
-            if owners and owners <= set(order) and not extent.packed and mode == "overlap":
+            if owners and owners <= set(order) and mode == "overlap" and _shows_changes(extent):
                 standing = trust.standing(extent.leaves[0].path)
             if standing is not Standing.LAZY:
                 now.append(index)
@@ -96,6 +97,11 @@ class Plan:
             )
             for (owners, standing), indexes in ranked
         ]
+
+
+def _shows_changes(extent: Extent) -> bool:
+    """Can a change of *extent* be seen? Its own memory is read, and version counters move."""
+    return not extent.packed and not any(leaf.tensor.is_inference() for leaf in extent.leaves)
 
 
 def _spans(structure: Structure, indexes: list[int]) -> Any:
@@ -132,10 +138,15 @@ class Flight:
             CheckpointError: the version was not begun, or the media failed; nothing is in flight.
         """
         structure = self._plan.structure
-        self._store.begin(
-            step=self.step, keep=keep, extents=structure.sizes, blob=structure.blob,
-            host_bytes=len(host),
+        begin = partial(
+            self._store.begin, step=self.step, keep=keep, extents=structure.sizes,
+            blob=structure.blob, host_bytes=len(host),
         )  # fmt: skip
+        try:
+            begin()
+        except ValueError:  # an interrupt came between an attempt's begin and its flight
+            self._store.drop()
+            begin()
         self._host = host
         try:
             first = self._store.submit(Op.WRITE, self._plan.now)

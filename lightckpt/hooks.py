@@ -6,6 +6,8 @@ are kept out of compiled graphs: a compiled step that calls one breaks the graph
 hook as plain Python, and goes on.
 """
 
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+
+def weakly(owner: Any, method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls *method* on *owner* while that lives, in this process only."""
+    this, process = weakref.ref(owner), os.getpid()
+
+    def call(*args: Any) -> None:
+        if (alive := this()) is not None and os.getpid() == process:
+            method(alive, *args)
+
+    return call
 
 
 def uncompiled(function: Callable[..., None]) -> Callable[..., None]:
@@ -26,13 +39,16 @@ def uncompiled(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def watch_optimizer(
-    optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+    optimizer: Optimizer, before: Callable[[bool], None], after: Callable[[], None]
 ) -> list[RemovableHandle]:
-    """Call *before* ahead of every step of *optimizer* and *after* behind it."""
+    """Call *before* ahead of every step of *optimizer* and *after* behind it.
+
+    *before* is told whether the step was given a closure, which will call the model.
+    """
 
     @uncompiled
-    def pre(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        before()
+    def pre(_optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        before(any(map(callable, (*args[1:2], kwargs.get("closure")))))
 
     @uncompiled
     def post(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -41,14 +57,38 @@ def watch_optimizer(
     return [optimizer.register_step_pre_hook(pre), optimizer.register_step_post_hook(post)]
 
 
+class _Hook:
+    """A forward hook of this process: copies and pickles of its module have one that does nothing.
+
+    So a model that is watched can still be saved whole, sent to a process, or copied for averaging.
+    """
+
+    def __init__(self, entered: Callable[..., None]) -> None:
+        self._entered = entered
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_nothing,)
+
+
+class _Call(_Hook):
+    @uncompiled
+    def __call__(self, module: nn.Module, _args: Any) -> None:
+        self._entered(module)
+
+
+class _Glimpse(_Hook):
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._entered()
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
 def watch_forward(model: nn.Module, entered: Callable[[nn.Module], None]) -> RemovableHandle:
     """Call *entered* with *model* ahead of each of its forward calls, compiled ones included."""
-
-    @uncompiled
-    def pre(module: nn.Module, _args: Any) -> None:
-        entered(module)
-
-    return model.register_forward_pre_hook(pre)
+    return model.register_forward_pre_hook(_Call(entered))
 
 
 def glimpse_forward(model: nn.Module, entered: Callable[[], None]) -> RemovableHandle:
@@ -56,12 +96,7 @@ def glimpse_forward(model: nn.Module, entered: Callable[[], None]) -> RemovableH
 
     For what may be missed: a graph break there could forbid ``fullgraph=True``.
     """
-
-    def pre(_module: nn.Module, _args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            entered()
-
-    return model.register_forward_pre_hook(pre)
+    return model.register_forward_pre_hook(_Glimpse(entered))
 
 
 def optimizer_of(step: Any) -> Optimizer:

@@ -18,11 +18,11 @@ Format (little-endian; offsets are from the first byte):
             | [node...] | {string: node} | {"$": [tag, node...]}
 
 The tags, and the parts that follow them, are those of the forms below; a dict is a plain object if
-its keys are plain strings other than "$". {"$": ["leaf", i]} is leaf i: an array, or an object of
+its keys are ASCII strings other than "$". {"$": ["leaf", i]} is leaf i: an array, or an object of
 the hook's, that occurs twice in the tree comes back as one object, other objects as equal copies.
 Long lists of int or float are leaves of int64 or float64, so that random.getstate() costs little.
-Arrays keep C or Fortran order (other strides become C order) and come back writable. No other
-thread may change the tree while it is encoded.
+Arrays come back writable, in C or Fortran order as they were; other strides become C order.
+No other thread may change the tree while it is encoded.
 """
 
 import json
@@ -87,8 +87,7 @@ def encode(
     """
     encoder = _Encoder(root, allow_pickle, leaf)
     try:
-        document = {"tree": encoder.value(tree), "leaves": encoder.leaves}
-        text = _WRITER.encode(document).encode("ascii")
+        text = _WRITER.encode({"tree": encoder.value(tree), "leaves": encoder.leaves}).encode()
     except RecursionError as error:
         raise encoder.refusal("is nested too deeply for the stack that is left") from error
     parts: list[Any] = [b"", text]
@@ -300,6 +299,7 @@ def _unpickled(_: object, data: memoryview) -> object:
 # fmt: off
 _BULKY = (bytes, bytearray, list, tuple)
 _CODES: dict[Any, str] = {(int,): "q", (float,): "d"}
+_SHARED = ("array", "hook", "pickle")
 _FACTORIES = {kind.__name__: kind for kind in (int, float, list, dict, set, str, tuple)}
 _TORCH_KINDS = ("dtype", "layout", "memory_format", "qscheme")
 _IS_JSON: dict[type, Callable[[Any], bool]] = {
@@ -319,10 +319,8 @@ _FORMS: dict[Any, _Form] = {
     set: _Form("set", (), list, lambda *items: {*items}, lambda *_: "{...}"),
     frozenset: _Form("frozenset", (), list, lambda *items: frozenset(items), lambda *_: "{...}"),
     deque: _Form("deque", (), lambda d: [*d, d.maxlen], lambda *d: deque(d[:-1], d[-1])),
-    # Two of them may have attributes: torch keeps a state dict's _metadata there.
-    dict: _dict_form(dict, ""),
-    OrderedDict: _dict_form(OrderedDict, "__dict__"),
-    Counter: _dict_form(Counter, "__dict__"),
+    dict: _dict_form(dict, ""), Counter: _dict_form(Counter, "__dict__"),
+    OrderedDict: _dict_form(OrderedDict, "__dict__"),  # torch keeps a state dict's _metadata there.
     defaultdict: _dict_form(defaultdict, "default_factory"),
     range: _Form("range", (int,), lambda r: [r.start, r.stop, r.step], range),
     slice: _Form("slice", (), lambda s: [s.start, s.stop, s.step], slice),
@@ -392,9 +390,11 @@ class _Decoder:
         return form.make(*parts)
 
     def leaf(self, index: int) -> object:
+        kind, data, meta = self.leaves[index]
+        if kind not in self.makers:
+            raise ValueError(f"nothing was given to make a leaf of kind {kind!r}")
         if index not in self.made:
-            kind, data, meta = self.leaves[index]
-            if kind not in self.makers:
-                raise ValueError(f"nothing was given to make a leaf of kind {kind!r}")
             self.made[index] = self.makers[kind](self.value(meta), data)
+        elif kind not in _SHARED:  # Or few bytes could stand for many, in a message, say.
+            raise ValueError(f"leaf {index}, of kind {kind!r}, occurs twice")
         return self.made[index]

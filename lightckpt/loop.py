@@ -4,8 +4,12 @@ Asking for the next batch ends an iteration; exhaustion ends the last one; ``bre
 end none. The position in the data is the epoch, the batches taken from it, and the random
 generators as they were before the epoch's iterator was made: making one draws from them (a
 DataLoader takes its base seed from torch's global generator), and a shuffling sampler its
-permutation. To resume, that moment is set again, the iterator made, the batches taken are drawn
-once more, and then the generators get the values of the boundary.
+permutation. The extras belong to that moment too: samplers, datasets and transforms may draw from
+a generator that one of them holds. To resume, that moment is set again, the iterator made, the
+batches taken are drawn once more, and then extras and generators get the values of the boundary.
+
+Where worker processes persist, only a loader's first iterator draws a base seed; the same is seen
+to on resuming. The workers' own generators start anew.
 
 A loader with ``state_dict`` that is registered as an ``extra`` keeps its own position instead.
 """
@@ -15,6 +19,8 @@ from typing import Any
 
 import torch
 
+from .capture import Run
+from .collect import encode_extras, load_extras
 from .rng import State, apply_rng, capture_rng
 
 
@@ -24,8 +30,7 @@ class Loop:
     Args:
         source: what is iterated, once per epoch.
         epochs: how often; None for once.
-        generators: the run's registered ones.
-        rng: whether global generators matter.
+        run: whose generators and extras may decide the order.
         own_position: the source keeps its position itself.
     """
 
@@ -34,12 +39,11 @@ class Loop:
         source: Iterable[Any],
         *,
         epochs: int | None,
-        generators: dict[str, torch.Generator],
-        rng: bool,
+        run: Run,
         own_position: bool,
     ) -> None:
-        self._source, self._epochs, self._rng = source, epochs, rng
-        self._generators = {**generators, **_generators_of(source)}
+        self._source, self._epochs, self._run = source, epochs, run
+        self._generators = {**run.generators, **_generators_of(source)}
         self._own_position = own_position
         self._before: State = {}
         self.epoch = 0
@@ -67,7 +71,10 @@ class Loop:
 
     def _resumed(self, saved: dict[str, Any], now: State) -> Iterator[Any]:
         self.epoch, self._before = saved["epoch"], saved["before"]
+        extras = encode_extras(self._run)
         if self._before:
+            _set_persistent(self._source, self._before.get("persistent", False))
+            load_extras(self._run, self._before.get("extras", b""))
             apply_rng(self._before, self._generators)
         self._set_epoch()
         iterator = iter(self._source)
@@ -77,6 +84,8 @@ class Loop:
             if not self._own_position and next(iterator, _END) is _END:
                 break
             self.position += 1
+        if self._before:
+            load_extras(self._run, extras)
         apply_rng(saved["now"], self._generators)
         apply_rng(now, self._generators)
         yield from self._take(iterator)
@@ -85,7 +94,11 @@ class Loop:
         self._set_epoch()
         self._before = {}
         if not self._own_position:
-            self._before = capture_rng(self._generators, everything=self._rng)
+            self._before = {
+                **capture_rng(self._generators, everything=self._run.rng),
+                "persistent": _has_workers(self._source),
+                "extras": encode_extras(self._run),
+            }
         yield from self._take(iter(self._source))
 
     def _take(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -104,6 +117,19 @@ class Loop:
 
 
 _END = object()
+
+
+def _has_workers(source: Any) -> bool:
+    """Does *source* keep an iterator, with its worker processes, for all epochs?"""
+    return getattr(source, "_iterator", None) is not None
+
+
+def _set_persistent(source: Any, wanted: bool) -> None:
+    """Give *source* its lasting iterator, or take it away, as it was when the epoch began."""
+    if getattr(source, "persistent_workers", False) and wanted != _has_workers(source):
+        source._iterator = None
+        if wanted:
+            iter(source)
 
 
 def _generators_of(source: Any) -> dict[str, torch.Generator]:

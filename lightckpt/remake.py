@@ -193,7 +193,7 @@ def _make_state(
 def _place(places: dict[Path, Tensor], path: Path, tensor: Tensor) -> None:
     places[path] = tensor
     for name, inner in (inner_tensors(tensor) or {}).items():
-        places[*path, f"<{name}>"] = inner
+        _place(places, (*path, f"<{name}>"), inner)
 
 
 class _Maker:

@@ -133,8 +133,8 @@ def write_targets(store: Store, version: int, targets: list[Target]) -> None:
             continue  # the same memory: its bytes have come already
         view = stored_view(store.locate(version, target.entry.extent), target.entry)
         compact(target.tensor.detach()).copy_(_like(view, target.tensor))
-    if targets:
-        torch.autograd.graph.increment_version([t.tensor for t in targets])
+    if counted := [t.tensor for t in targets if not t.tensor.is_inference()]:
+        torch.autograd.graph.increment_version(counted)
 
 
 def _like(view: Tensor, tensor: Tensor) -> Tensor:

@@ -280,7 +280,6 @@ def test_depth_is_limited_and_what_is_encoded_at_the_limit_decodes():
                 decode(encode(functools.reduce(lambda x, _: [x], range(depth), leaf)))
 
 # Pickle.
-
 class Bomb:
     exploded = False
 
@@ -314,7 +313,6 @@ def test_a_smuggled_pickle_does_not_run():
             decode(container(LEAF, ("pickle", data, None)), allow_pickle=True)
 
 # Damage.
-
 def decodes(encoded):
     """Decode *encoded*, if it can be; any other error than these two is a failure."""
     try:
@@ -341,6 +339,7 @@ HOSTILE = {
     "fraction over zero": ({"$": ["Fraction", 1, 0]},), "no decimal": ({"$": ["Decimal", "x"]},),
     "no memory": ({"$": ["Fraction", "1e999999999"]},), "no dtype": ({"$": ["numpy", [",i4"], 1]},),
     "date out of range": ({"$": ["date", 10**6, 1, 1]},), "maxlen": ({"$": ["deque", -1]},),
+    "packed leaf that occurs twice": ([LEAF, LEAF], ("list", bytes(8), "q")),
     "depth": (functools.reduce(lambda x, _: {"$": ["tuple", [x]]}, range(101), 1),)}
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -359,7 +358,7 @@ def test_claims_that_do_not_fit_the_buffer_are_format_errors():
     cases += [with_header(text * 10**5) for text in (b"[", b'{"tree":')]
     cases += [with_header(b'{"tree": 1, "leaves": []}', b"more"), encode(1) + b"more"]
     sizes = [[size] for size in (-1, 2**31, 2**63, 10**30, 1.0, True, None, "8")]
-    for claimed in [*sizes, [1000] * 1000]:  # The last would overlap.
+    for claimed in [*sizes, [1000] * 1000, [2024, -1048]]:  # The last two would overlap.
         table = [["bytes", size, ""] for size in claimed]
         text = json.dumps({"tree": LEAF, "leaves": table}).encode()
         cases.append(with_header(text, bytes(-(16 + len(text)) % LEAF_ALIGN + 1000)))

@@ -124,7 +124,8 @@ int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** m
                  uint64_t* bytes);
 /* Keeps a version from being retired, across processes for as long as this process lives. */
 int lckpt_pin(lckpt_store* store, uint64_t version, int pinned);
-/* Makes an older version the latest, in a new generation; the newer ones are retired. */
+/* Makes an older version the latest, in a new generation; the newer ones are retired. Not while an
+   attempt is in flight. */
 int lckpt_rebase(lckpt_store* store, uint64_t version);
 
 /* Starts an attempt at a version: `extents` gives each extent's bytes, in layout order; `blob` is
