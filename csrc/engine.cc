@@ -1,41 +1,18 @@
-// Queue, workers and waiting. See engine.h.
+// The queue of batches, and waiting for them. See engine.h.
 #include "engine.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <time.h>
 
 #include <algorithm>
 #include <chrono>
 
-#include "crc32c.h"
-
 namespace lightckpt {
-namespace {
 
 uint64_t now_ns() {
   struct timespec now = {};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
 }
-
-// Signals are the trainer's business; a fault in a worker must still reach its handler.
-void block_signals() {
-  sigset_t signals;
-  sigfillset(&signals);
-  for (int fault : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, fault);
-  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
-}
-
-// A worker that is woken must not push the training thread off its core: under this policy it gets
-// the same share of time, but takes it later. Only a hint, so a refusal does not matter.
-void be_patient() {
-  const sched_param parameters = {};
-  pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
-}
-
-}  // namespace
 
 Engine::Engine(std::unique_ptr<Store> store, uint32_t workers)
     : store_(std::move(store)), finished_(kReports) {
@@ -275,128 +252,6 @@ bool Engine::attempt_busy() const {
 void Engine::close_dropped() {
   if (attempt_open_) ++counters_.drops;
   attempt_open_ = dropping_ = committing_ = false;
-}
-
-void Engine::work() {
-  block_signals();
-  be_patient();
-  std::unique_lock lock(mutex_);
-  while (true) {
-    // A commit goes alone and in its turn; chunks of the batches before it may still be running.
-    Batch* batch = nullptr;
-    for (const auto& candidate : queue_) {
-      const bool taken = candidate->op == Op::kCommit ? candidate->next > 0
-                                                      : candidate->next == candidate->chunks.size();
-      if (!taken) {
-        batch = candidate.get();
-        break;
-      }
-    }
-    if (batch == nullptr) {
-      if (stopping_) return;
-      has_work_.wait(lock);
-      continue;
-    }
-    if (batch->report.start_ns == 0) batch->report.start_ns = now_ns();
-    const size_t begin = batch->next;
-    if (batch->op == Op::kCommit) {
-      batch->next = 1;
-      lock.unlock();
-      run_commit(batch);
-      lock.lock();
-    } else {
-      uint64_t bytes = 0;
-      while (batch->next < batch->chunks.size() && bytes < kChunkBytes) {
-        bytes += batch->chunks[batch->next++].bytes;
-      }
-      const size_t end = batch->next;
-      lock.unlock();
-      run_chunks(batch, begin, end);
-      lock.lock();
-      batch->report.bytes += bytes;
-      if (batch->op == Op::kWrite) {
-        chunks_written_ += end - begin;
-        counters_.bytes_persisted += bytes;
-      }
-      batch->remaining -= end - begin;
-    }
-    if (batch->remaining > 0) continue;
-    const bool drains_early =
-        batch->op == Op::kWrite && store_->media().granularity() == Granularity::kPage;
-    finish(batch);
-    if (!drains_early) continue;
-    // Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.
-    lock.unlock();
-    Status status = store_->media().drain();
-    lock.lock();
-    if (!status.ok() && failed_.ok()) failed_ = status;
-  }
-}
-
-void Engine::run_chunks(Batch* batch, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) {
-    const Chunk& chunk = batch->chunks[i];
-    if (run_chunk(*batch, chunk)) continue;
-    std::lock_guard lock(mutex_);
-    Report& report = batch->report;
-    if (report.bad_count < report.bad.size()) report.bad[report.bad_count] = chunk.extent;
-    ++report.bad_count;
-  }
-  // This thread's stores are ordered by this thread's fence only.
-  if (batch->op == Op::kWrite) {
-    store_->media().fence();
-  } else {
-    store_fence();
-  }
-}
-
-// False if the chunk's bytes are not those of its checksum.
-bool Engine::run_chunk(const Batch& batch, const Chunk& chunk) {
-  Media& media = store_->media();
-  const std::byte* stored = media.view() + chunk.offset;
-  switch (batch.op) {
-    case Op::kWrite:
-      table_[chunk.index] = media.nt_copy_crc(chunk.offset, Bytes(chunk.memory, chunk.bytes));
-      return true;
-    case Op::kRead:
-      media.populate(chunk.offset, chunk.bytes);
-      return copy_nt_crc(chunk.memory, stored, chunk.bytes) == batch.table[chunk.index];
-    case Op::kCopy:
-      media.populate(chunk.offset, chunk.bytes);
-      copy_nt(chunk.memory, stored, chunk.bytes);
-      return true;
-    case Op::kCheck:
-      return crc32c(0, chunk.memory, chunk.bytes) == batch.table[chunk.index];
-    case Op::kVerify:
-      media.populate(chunk.offset, chunk.bytes);
-      return crc32c(0, stored, chunk.bytes) == batch.table[chunk.index];
-    case Op::kCommit:
-      break;
-  }
-  CHECK(false);
-}
-
-void Engine::run_commit(Batch* batch) {
-  const uint64_t begin = now_ns();
-  Status status;
-  {
-    std::lock_guard lock(mutex_);
-    status = failed_;
-  }
-  if (status.ok()) status = store_->commit(attempt_, table_, batch->host);
-  std::lock_guard lock(mutex_);
-  batch->status = status;
-  batch->remaining = 0;
-  batch->report.bytes = batch->host.size();
-  attempt_open_ = dropping_ = committing_ = false;
-  if (!status.ok()) {
-    if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
-    ++counters_.drops;
-    return;
-  }
-  ++counters_.commits;
-  counters_.bytes_persisted += batch->host.size();
-  counters_.commit_ns = now_ns() - begin;
 }
 
 // With the mutex held. Moves a batch from the queue to the finished ring.

@@ -32,6 +32,8 @@
 
 namespace lightckpt {
 
+uint64_t now_ns();  // CLOCK_MONOTONIC
+
 enum class Op : uint32_t { kWrite = 0, kRead, kCheck, kVerify, kCopy, kCommit };
 
 struct Span {

@@ -8,9 +8,6 @@
 namespace lightckpt {
 namespace {
 
-// More than any media has, and so little that no sum or rounding of sizes below it overflows.
-constexpr uint64_t kBytesMax = uint64_t{1} << 60;
-
 template <typename Line>
 Bytes bytes_of(const Line& line) {
   return std::as_bytes(std::span(&line, 1));
@@ -187,11 +184,6 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     return {Code::kInvalid, "keep is " + std::to_string(keep) + "; a store of " +
                                 std::to_string(header_.slot_count) + " slots can keep 1 to " +
                                 std::to_string(header_.slot_count - 2)};
-  }
-  uint64_t left = kBytesMax;
-  const auto fits = [&](uint64_t part) { return part <= left && (left -= part, true); };
-  if (!fits(host_bytes) || !std::ranges::all_of(extents, fits)) {
-    return {Code::kNoSpace, "the version has more than " + std::to_string(kBytesMax) + " bytes"};
   }
   begun_.reset();  // whatever was begun before is given up
   *attempt = {};

@@ -108,7 +108,7 @@ const char* lckpt_errmsg(void);
 /* Opening never formats: with LCKPT_CREATE a missing path becomes a new store, nothing else does.
  */
 int lckpt_open(const char* path, const lckpt_options* options, lckpt_store** store);
-/* Stops the workers; an attempt that was not committed is dropped. */
+/* Stops the workers; an attempt that was not committed is dropped. No other call may be running. */
 int lckpt_close(lckpt_store** store);
 int lckpt_stat(lckpt_store* store, lckpt_info* info);
 
