@@ -12,6 +12,7 @@ extern "C" {
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <new>
 #include <thread>
@@ -279,8 +280,10 @@ int lckpt_calibrate(uint64_t bytes, uint32_t workers, uint64_t* copy_ns) {
   try {
     const uint32_t threads = workers != 0 ? std::min(workers, 64u) : usable_cores();
     std::vector<std::byte> source(bytes, std::byte{1}), target(bytes, std::byte{2});
-    *copy_ns = UINT64_MAX;
-    for (int i = 0; i < 3; ++i) *copy_ns = std::min(*copy_ns, copy_once(target, source, threads));
+    std::array<uint64_t, 3> times;
+    for (uint64_t& time : times) time = copy_once(target, source, threads);
+    std::ranges::sort(times);
+    *copy_ns = times[1];
     return code_of({});
   } catch (const std::exception& error) {
     return code_of({Code::kNoSpace, std::string("cannot calibrate: ") + error.what()});

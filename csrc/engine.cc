@@ -7,6 +7,14 @@
 #include <chrono>
 
 namespace lightckpt {
+namespace {
+
+// 36 years at most: INT64_MAX added to a clock would overflow, and so end at once.
+std::chrono::nanoseconds bounded(int64_t timeout_ns) {
+  return std::chrono::nanoseconds(std::min(timeout_ns, int64_t{1} << 60));
+}
+
+}  // namespace
 
 uint64_t now_ns() {
   struct timespec now = {};
@@ -167,7 +175,7 @@ Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
   const auto is_done = [&] { return place.number >= number; };
   if (timeout_ns < 0) {
     has_done_.wait(lock, is_done);
-  } else if (!has_done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_done)) {
+  } else if (!has_done_.wait_for(lock, bounded(timeout_ns), is_done)) {
     for (const auto& batch : queue_) {
       if (batch->number == number) *report = batch->report;
     }
@@ -235,7 +243,7 @@ Status Engine::drop(int64_t timeout_ns) {
   leave_out(true);
   // Workers write into the attempt's area: it is free only when they have left it.
   const auto left = [&] { return !attempt_busy(); };
-  if (!has_done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), left)) {
+  if (!has_done_.wait_for(lock, bounded(timeout_ns), left)) {
     return {Code::kTimeout, "the workers have not left the version after " +
                                 std::to_string(timeout_ns / 1'000'000) + " ms"};
   }

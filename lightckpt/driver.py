@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import Any
@@ -317,6 +318,9 @@ class Driver:
         A store without versions gives (0, {}) and changes nothing. Errors: as the facade's.
         """
         with self.lock:
+            if self.flight is not None:  # the newest version may be this one
+                with suppress(CheckpointError):
+                    self._land(self.flight)
             self.abandon()
             candidates = [v for v in self.store.versions() if step is None or v.step == step]
             if not candidates and step is None:

@@ -55,6 +55,12 @@ inline testing::AssertionResult fails(const Status& status, Code code,
          << "\", not code " << static_cast<int>(code) << " with \"" << what << "\"";
 }
 
+// tmpfs where there is one.
+inline std::filesystem::path memory_folder() {
+  const std::filesystem::path folder = "/dev/shm";
+  return std::filesystem::is_directory(folder) ? folder : std::filesystem::temp_directory_path();
+}
+
 class TempFolder {
  public:
   explicit TempFolder(const std::filesystem::path& below = std::filesystem::temp_directory_path()) {

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "helpers.h"
 
 namespace lightckpt {
@@ -138,12 +140,15 @@ TEST_F(Locks, a_pin_lasts_until_the_last_reader_of_the_slot_lets_go) {
   ASSERT_TRUE(is_ok(first.acquire(store, false)));
   ASSERT_TRUE(is_ok(second.acquire(store, false)));
   ASSERT_TRUE(is_ok(first.pin(kSlot)));
-  ASSERT_TRUE(is_ok(first.pin(kSlot))) << "twice is once";
+  ASSERT_TRUE(is_ok(first.pin(kSlot)));
   ASSERT_TRUE(is_ok(second.pin(kSlot)));
   EXPECT_TRUE(writer.pinned_elsewhere(kSlot));
   EXPECT_FALSE(writer.pinned_here(kSlot));
   first.unpin(kSlot);
+  EXPECT_TRUE(first.pinned_here(kSlot)) << "it pinned twice";
   first.unpin(kSlot);
+  EXPECT_FALSE(first.pinned_here(kSlot));
+  first.unpin(kSlot);  // once too often takes nothing from others
   EXPECT_TRUE(first.pinned_elsewhere(kSlot));
   EXPECT_FALSE(second.pinned_elsewhere(kSlot)) << "its own pin is not elsewhere";
   EXPECT_FALSE(writer.try_seal(kSlot));
@@ -210,6 +215,25 @@ TEST_F(Locks, nobody_pins_a_sealed_slot) {
   writer.unseal(kSlot);
   EXPECT_EQ(pin_in_a_child(), 2) << "2: pinned";
   EXPECT_TRUE(is_ok(reader.pin(kSlot)));
+}
+
+TEST_F(Locks, all_pins_of_a_handle_can_be_taken_off_and_counted) {
+  StoreLock writer, reader;
+  ASSERT_TRUE(is_ok(writer.acquire(store, true)));
+  ASSERT_TRUE(is_ok(reader.acquire(store, false)));
+  for (StoreLock* holder : {&writer, &writer, &reader}) ASSERT_TRUE(is_ok(holder->pin(kSlot)));
+  EXPECT_EQ(writer.unpin_all(kSlot), 2u);
+  EXPECT_EQ(writer.unpin_all(kSlot), 0u);
+  EXPECT_TRUE(writer.pinned_elsewhere(kSlot));
+}
+
+TEST_F(Locks, two_links_to_one_store_have_one_lock) {
+  std::ofstream(store).close();
+  const std::string link = folder.file("link");
+  std::filesystem::create_symlink(store, link);
+  StoreLock first, second;
+  ASSERT_TRUE(is_ok(first.acquire(store, true)));
+  EXPECT_TRUE(fails(second.acquire(link, true), Code::kBusy));
 }
 
 TEST_F(Locks, a_released_handle_pins_nothing) {

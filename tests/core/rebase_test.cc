@@ -102,20 +102,36 @@ TEST(Rebase, keep_further_versions_are_made_as_ever) {
   }
 }
 
-TEST_F(OnFile, a_newer_version_that_is_read_refuses_it_and_nothing_changes) {
+TEST_F(OnFile, a_newer_version_that_is_read_stays_until_it_is_let_go_and_is_never_the_latest) {
   const auto writer = opened(false);
   save_steps(writer.get(), 1, 3, 2);
   const auto reader = opened(true);
   ASSERT_TRUE(is_ok(reader->pin(3, true)));
-  const Buffer before(all_of(writer.get()).begin(), all_of(writer.get()).end());
-  EXPECT_TRUE(fails(writer->rebase(2), Code::kBusy, "version 3"));
-  EXPECT_TRUE(std::ranges::equal(before, all_of(writer.get())));
-  ASSERT_TRUE(is_ok(reader->pin(2, true))) << "nothing stays sealed";
-  ASSERT_TRUE(is_ok(reader->pin(2, false)));
-  ASSERT_TRUE(is_ok(reader->pin(3, false)));
+  Version held;
+  ASSERT_TRUE(is_ok(reader->find(3, &held)));
   ASSERT_TRUE(is_ok(writer->rebase(2)));
-  EXPECT_EQ(list_of(writer->versions()), "2.1 1.0");
-  EXPECT_EQ(list_of(reader->versions()), "2.1 1.0");
+  EXPECT_EQ(list_of(writer->versions()), "2.1 3.0 1.0");
+  EXPECT_EQ(list_of(reader->versions()), "2.1 3.0 1.0");
+  for (uint64_t step = 20; step < 25; ++step) {
+    save_steps(writer.get(), step, step, 1);
+    EXPECT_TRUE(latest_is_of(writer.get(), step));
+    EXPECT_TRUE(latest_is_of(reopened(writer.get()).get(), step));
+    EXPECT_TRUE(holds(reader.get(), held, State::of(3, kSizes)));
+  }
+  ASSERT_TRUE(is_ok(reader->pin(3, false)));
+  save_steps(writer.get(), 25, 25, 1);
+  EXPECT_EQ(writer->versions().size(), 2u) << list_of(writer->versions());
+}
+
+TEST_F(OnFile, a_version_that_was_given_up_is_kept_in_place_of_no_other) {
+  const auto writer = opened(false);
+  save_steps(writer.get(), 1, 3, 2);
+  const auto reader = opened(true);
+  ASSERT_TRUE(is_ok(reader->pin(3, true)));
+  ASSERT_TRUE(is_ok(writer->rebase(2)));
+  Attempt attempt;
+  ASSERT_TRUE(is_ok(begin(writer.get(), State::of(20, kSizes), 2, &attempt)));
+  EXPECT_EQ(list_of(writer->versions()), "2.1 3.0 1.0") << "two, and what is being read";
 }
 
 TEST_F(OnFile, a_reader_of_the_chosen_version_keeps_it) {
@@ -158,14 +174,15 @@ TEST(Rebase, a_pin_of_the_chosen_version_goes_with_it) {
   EXPECT_TRUE(holds(store.get(), found, State::of(2, kSizes)));
 }
 
-TEST_F(OnFile, a_refused_rebase_drops_no_pin) {
-  const auto writer = opened(false);
-  save_steps(writer.get(), 1, 3, 2);
-  ASSERT_TRUE(is_ok(writer->pin(2, true)));
-  const auto reader = opened(true);
-  ASSERT_TRUE(is_ok(reader->pin(3, true)));
-  ASSERT_TRUE(fails(writer->rebase(1), Code::kBusy));
-  EXPECT_TRUE(writer->pinned_here(writer->versions()[1].index));
+TEST(Rebase, a_refused_one_drops_no_pin) {
+  const auto store = heap_store(kBytes, kBytes, 4);
+  for (uint64_t step = 1; step <= 4; ++step) {
+    save_steps(store.get(), step, step, 1);
+    ASSERT_TRUE(is_ok(store->pin(step, true)));
+  }
+  EXPECT_TRUE(fails(store->rebase(2), Code::kBusy, "no free slot"));
+  EXPECT_TRUE(fails(store->rebase(9), Code::kNotFound));
+  for (const Version& version : store->versions()) EXPECT_TRUE(store->pinned_here(version.index));
 }
 
 // The slot that an attempt will be committed to is taken, though no version has it yet.
@@ -194,10 +211,10 @@ TEST(Rebase, leftovers_of_the_old_generation_stand_behind_it) {
   renewed = encode_slot(renewed);
   store->media().store(slot_offset(7), std::as_bytes(std::span(&renewed, 1)));
   const auto again = reopened(store.get());
-  EXPECT_EQ(list_of(again->versions()), "2.1 3.0 2.0 1.0");
+  EXPECT_EQ(list_of(again->versions()), "2.1 3.0 1.0");
   EXPECT_TRUE(latest_is_of(again.get(), 2));
   ASSERT_TRUE(is_ok(save(again.get(), State::of(20, kSizes), 1)));
-  EXPECT_EQ(list_of(again->versions()), "4.1 2.1");
+  EXPECT_EQ(list_of(again->versions()), "3.1 2.1");
   EXPECT_TRUE(latest_is_of(again.get(), 20));
   EXPECT_TRUE(holds(again.get(), again->versions().back(), State::of(2, kSizes)));
 }

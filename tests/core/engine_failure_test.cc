@@ -1,0 +1,171 @@
+// An engine whose media fails. Goal: an error in the background is kept and said by the next call;
+// a version whose bytes may not be durable is never acknowledged, however the failure and the
+// commit cross; and what is not the media's fault goes away with its cause. Method: media on pages
+// whose sync or check fails when told to, and gates that make two threads meet where it matters.
+#include <gtest/gtest.h>
+
+#include "engine_helpers.h"
+
+namespace lightckpt {
+namespace {
+
+const std::vector<uint64_t> kSizes = {5000, 0, 300, 70'000, 1};
+const Status kGone(Code::kIo, "the disk is gone");
+
+// On pages, with version 1; what was acknowledged must be there after a restart.
+struct OnPages : testing::Test {
+  OnPages() : engine(2, Granularity::kPage) { EXPECT_TRUE(is_ok(engine.save(first))); }
+
+  void expect_final() {
+    const State next = State::of(9, kSizes);
+    EXPECT_TRUE(fails(engine.begin(next), Code::kIo, "the disk is gone"));
+    EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, next), Code::kIo, "the disk is gone"));
+    uint64_t batch = 0;
+    EXPECT_TRUE(fails(engine->commit(next.host, &batch), Code::kIo, "the disk is gone"));
+    EXPECT_EQ(engine.listed(), "1.0");
+    const auto again = reopened(engine.store());
+    EXPECT_TRUE(holds(again.get(), again->versions().back(), first));
+  }
+
+  const State first = State::of(1, kSizes);
+  const State second = State::of(2, kSizes);
+  TestEngine engine;
+};
+
+TEST_F(OnPages, a_batch_that_is_copied_is_on_its_way_to_the_disk) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t synced = 0;
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  engine.media->on_sync = [&](uint64_t, uint64_t bytes) {
+    std::lock_guard lock(mutex);
+    synced += bytes;
+    changed.notify_all();
+    return Status();
+  };
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
+  std::unique_lock lock(mutex);
+  EXPECT_TRUE(changed.wait_for(lock, kDeadline, [&] { return synced >= 75'301; }))
+      << "without a commit";
+}
+
+TEST_F(OnPages, a_drain_that_fails_in_the_background_is_final) {
+  std::atomic<bool> failed = false;
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  engine.media->on_sync = [&](uint64_t, uint64_t) {
+    failed = true;
+    failed.notify_all();
+    return kGone;
+  };
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second))) << "copied it is";
+  failed.wait(false);
+  // Whether the engine knows already or finds out as it commits.
+  EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the disk is gone"));
+  expect_final();
+  State back = blank(first);
+  EXPECT_TRUE(is_ok(engine.run(Op::kRead, 1, back))) << "what is there can be read";
+  EXPECT_EQ(back.extents, first.extents);
+}
+
+// A worker's drain holds the ranges of the extents, and fails, while the commit waits behind it
+// with nothing but its record to drain.
+TEST_F(OnPages, a_commit_that_waits_for_a_failing_drain_fails) {
+  std::atomic<bool> committing = false;
+  std::atomic<int> syncs = 0;
+  Gate second_fence(
+      [&](const MediaEvent& event) { return committing && event.kind == EventKind::kFence; });
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  engine.media->on_sync = [&](uint64_t, uint64_t) {
+    if (++syncs > 1) return Status();
+    EXPECT_TRUE(second_fence.wait_held()) << "the commit stands before its drain";
+    second_fence.open();
+    return kGone;
+  };
+  engine.media->set_trace(&second_fence);
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
+  while (syncs == 0) std::this_thread::yield();
+  committing = true;
+  EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the disk is gone"));
+  expect_final();
+}
+
+TEST_F(OnPages, any_sync_of_a_commit_that_fails_is_final) {
+  for (int index : {0, 1}) {
+    TestEngine one(1, Granularity::kPage);
+    const State state = State::of(1, {});  // nothing but a record, so no worker drains early
+    std::atomic<int> syncs = 0;
+    ASSERT_TRUE(is_ok(one.begin(state)));
+    one.media->on_sync = [&](uint64_t, uint64_t) { return syncs++ == index ? kGone : Status(); };
+    EXPECT_TRUE(fails(one.commit(state), Code::kIo, "the disk is gone")) << "sync " << index;
+    EXPECT_TRUE(fails(one.begin(state), Code::kIo, "the disk is gone"));
+    EXPECT_EQ(one.listed(), "");
+    EXPECT_EQ(one->counters().commits, 0u);
+  }
+}
+
+TEST_F(OnPages, a_begin_that_cannot_retire_is_final) {
+  ASSERT_TRUE(is_ok(engine.save(second)));
+  engine.media->on_sync = [](uint64_t, uint64_t) { return kGone; };
+  EXPECT_TRUE(fails(engine.begin(State::of(3, kSizes)), Code::kIo, "the disk is gone"));
+  engine.media->on_sync = nullptr;
+  EXPECT_TRUE(fails(engine.begin(State::of(3, kSizes)), Code::kIo, "the disk is gone"));
+}
+
+TEST(LostPages, a_batch_that_met_some_fails_and_so_does_all_that_follows) {
+  for (Op op : {Op::kWrite, Op::kRead, Op::kVerify, Op::kCopy}) {
+    TestEngine engine;
+    const State first = State::of(1, kSizes), second = State::of(2, kSizes);
+    ASSERT_TRUE(is_ok(engine.save(first)));
+    ASSERT_TRUE(is_ok(engine.begin(second)));
+    engine.media->on_check = [] { return Status(Code::kIo, "the file was cut"); };
+    State back = blank(first);
+    EXPECT_TRUE(fails(engine.run(op, op == Op::kWrite ? 0 : 1, back), Code::kIo, "the file was"));
+    EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, second), Code::kIo, "the file was cut"));
+    EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the file was cut"));
+    EXPECT_TRUE(fails(engine.begin(second), Code::kIo, "the file was cut"));
+  }
+}
+
+TEST(LostPages, a_check_of_memory_has_nothing_to_do_with_them) {
+  TestEngine engine;
+  const State state = State::of(1, kSizes);
+  ASSERT_TRUE(is_ok(engine.begin(state)));
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, state)));
+  engine.media->on_check = [] { return Status(Code::kIo, "the file was cut"); };
+  EXPECT_TRUE(is_ok(engine.run(Op::kCheck, 0, state)));
+}
+
+TEST(NotTheMedia, too_little_room_ends_when_less_is_asked_for) {
+  TestEngine engine(1, Granularity::kVolatile, 512 * 1024);
+  ASSERT_TRUE(is_ok(engine.save(State::of(1, kSizes))));
+  EXPECT_TRUE(fails(engine.begin(State::of(2, {600'000})), Code::kNoSpace));
+  EXPECT_EQ(engine.listed(), "1.0");
+  ASSERT_TRUE(is_ok(engine.save(State::of(3, kSizes))));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), State::of(3, kSizes)));
+}
+
+TEST(NotTheMedia, an_outgrown_record_costs_its_version_only) {
+  TestEngine engine;
+  ASSERT_TRUE(is_ok(engine.save(State::of(1, kSizes))));
+  const State small = State::of(2, kSizes), large = State::of(2, kSizes, 100'000);
+  ASSERT_TRUE(is_ok(engine.begin(small)));
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, small)));
+  EXPECT_TRUE(fails(engine.commit(large), Code::kInvalid, "was laid out for"));
+  EXPECT_EQ(engine->counters().drops, 1u);
+  EXPECT_EQ(engine.listed(), "1.0");
+  ASSERT_TRUE(is_ok(engine.save(large)));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), large));
+}
+
+TEST(NotTheMedia, a_bad_chunk_of_one_version_hinders_no_other) {
+  TestEngine engine;
+  const State first = State::of(1, kSizes), second = State::of(2, kSizes);
+  ASSERT_TRUE(is_ok(engine.save(first)));
+  engine.flip(0, 0);
+  EXPECT_TRUE(fails(engine.run(Op::kVerify, 1, first), Code::kChanged));
+  ASSERT_TRUE(is_ok(engine.save(second)));
+  EXPECT_TRUE(is_ok(engine.run(Op::kVerify, 2, second)));
+}
+
+}  // namespace
+}  // namespace lightckpt
