@@ -76,6 +76,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   attempt_ = std::move(attempt);
   attempt_open_ = true;
   table_.assign(attempt_.layout->chunk_count, 0);
+  written_.assign(attempt_.layout->chunk_count, false);
   chunks_written_ = 0;
   return {};
 }

@@ -141,7 +141,8 @@ class Engine {
   bool committing_ = false;  // queued: the attempt takes no more writes, and no second commit
   Attempt attempt_;
   std::vector<uint32_t> table_;  // of the attempt: workers fill distinct elements
-  uint64_t chunks_written_ = 0;
+  std::vector<bool> written_;    // which chunks of the attempt have been
+  uint64_t chunks_written_ = 0;  // how many
 
   std::vector<std::thread> threads_;  // last: started when all else stands
 };

@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <utility>
+
 #include "crc32c.h"
 #include "engine.h"
 
@@ -64,7 +66,10 @@ void Engine::work() {
       lock.lock();
       batch->report.bytes += bytes;
       if (batch->op == Op::kWrite) {
-        chunks_written_ += end - begin;
+        // Counted once each: a chunk that was written twice does not stand in for another.
+        for (size_t i = begin; i < end; ++i) {
+          chunks_written_ += !std::exchange(written_[batch->chunks[i].index], true);
+        }
         counters_.bytes_persisted += bytes;
       }
       batch->remaining -= end - begin;

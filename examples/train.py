@@ -1,6 +1,6 @@
 """A training script with every step durable. Kill it, run it again: it goes on where it was.
 
-    python examples/train.py [/dev/shm/example]
+python examples/train.py [/dev/shm/example]
 """
 
 import sys

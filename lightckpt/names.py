@@ -27,9 +27,7 @@ def _is_wrapper(module: nn.Module, child: str) -> bool:
     )
 
 
-def named_modules(
-    model: nn.Module, *, every_name: bool = False
-) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module, *, every_name: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """Yield (normalised name, module), parents first, each module once or under every name."""
     seen: set[int] = set()
     stack: list[tuple[str, nn.Module]] = [("", model)]

@@ -79,7 +79,8 @@ def _materialise(manifest: Manifest, places: dict[Path, Tensor]) -> None:
     for entry in manifest.entries:
         tensor = places.get(entry.path)
         if tensor is not None and is_uninitialised(tensor) and not entry.uninitialised:
-            tensor.materialize(entry.shape, dtype=dtype_of(entry.dtype))  # type: ignore[attr-defined]
+            made: Any = tensor
+            made.materialize(entry.shape, dtype=dtype_of(entry.dtype))
 
 
 def _set_flags(

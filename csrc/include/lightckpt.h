@@ -145,6 +145,6 @@ int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint
    not left it yet; it is given up all the same, and the next begin looks again. */
 int lckpt_drop(lckpt_store* store, int64_t timeout_ns);
 
-/* Time of one plain copy of `bytes` into a warm part of the store, by `workers` threads (the median of
-   three): what a checkpoint costs at least. */
+/* Time of one plain copy of `bytes` into a warm part of the store, by `workers` threads (the median
+   of three): what a checkpoint costs at least. */
 int lckpt_calibrate(uint64_t bytes, uint32_t workers, uint64_t* copy_ns);

@@ -132,6 +132,22 @@ TEST(EngineThreads, anybody_may_look_at_any_time) {
   stop = true;
 }
 
+TEST(EngineThreads, pins_may_be_looked_at_while_they_change) {
+  TestEngine engine(1);
+  ASSERT_TRUE(is_ok(engine.save(State::of(1, kSizes))));
+  const uint32_t slot = engine.latest().index;
+  std::atomic<bool> stop = false;
+  Threads threads;
+  threads.start([&] {
+    while (!stop) (void)engine.store()->pinned_here(slot);
+  });
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(is_ok(engine.store()->pin(1, true)));
+    EXPECT_TRUE(is_ok(engine.store()->pin(1, false)));
+  }
+  stop = true;
+}
+
 TEST(EngineThreads, a_store_on_a_file_grows_while_versions_are_read) {
   TempFolder folder(memory_folder());
   StoreOptions options;
@@ -186,11 +202,13 @@ TEST(EngineThreads, drops_and_begins_cross_batches_of_others) {
     }
   });
   const State state = State::of(2, std::vector<uint64_t>(50, 20'000));
+  const std::vector<Span> spans = spans_of(state);
   for (int round = 0; round < 50; ++round) {
     EXPECT_TRUE(is_ok(engine.begin(state)));
     std::vector<uint64_t> batches(5);
-    for (uint64_t& batch : batches) {
-      EXPECT_TRUE(is_ok(engine.submit(Op::kWrite, 0, spans_of(state), &batch)));
+    for (size_t i = 0; i < batches.size(); ++i) {
+      const std::vector<Span> part(spans.begin() + 10 * i, spans.begin() + 10 * (i + 1));
+      EXPECT_TRUE(is_ok(engine.submit(Op::kWrite, 0, part, &batches[i])));
     }
     EXPECT_TRUE(is_ok(engine->drop(kDeadlineNs)));
     for (uint64_t batch : batches) {
