@@ -3,8 +3,6 @@
 #include <sched.h>
 #include <signal.h>
 
-#include <utility>
-
 #include "crc32c.h"
 #include "engine.h"
 
@@ -68,7 +66,9 @@ void Engine::work() {
       if (batch->op == Op::kWrite) {
         // Counted once each: a chunk that was written twice does not stand in for another.
         for (size_t i = begin; i < end; ++i) {
-          chunks_written_ += !std::exchange(written_[batch->chunks[i].index], true);
+          const uint64_t index = batch->chunks[i].index;
+          chunks_written_ += written_[index] ? 0 : 1;
+          written_[index] = true;
         }
         counters_.bytes_persisted += bytes;
       }

@@ -171,9 +171,9 @@ Status FileMedia::allocate(uint64_t from, uint64_t to) {
 }
 
 Status FileMedia::reserve() {
-  capacity_ = device_ ? size_ : std::max(kReserveMin, size_ * kReserveFactor);
+  capacity_ = device_ ? size() : std::max(kReserveMin, size() * kReserveFactor);
   // Where there is less (a large store, a limit), room to grow is given up first.
-  for (;; capacity_ = std::max(size_, capacity_ / 2)) {
+  for (;; capacity_ = std::max(size(), capacity_ / 2)) {
     reserved_bytes_ = capacity_ + kHugePage;
     reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -251,7 +251,7 @@ void FileMedia::populate(uint64_t offset, uint64_t bytes) {
     if (populated_.contains(offset, offset + bytes)) return;
   }
   const uint64_t begin = offset / 4096 * 4096;
-  const uint64_t end = std::min(size_, (offset + bytes + 4095) / 4096 * 4096);
+  const uint64_t end = std::min(size(), (offset + bytes + 4095) / 4096 * 4096);
   // Only a hint: where the kernel does not know it, pages come by faults as they always did.
   madvise(base_ + begin, end - begin, read_only_ ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
   std::lock_guard lock(populated_mutex_);
@@ -280,7 +280,7 @@ Status HeapMedia::grow(uint64_t bytes) {
   if (bytes > capacity_) {
     return {Code::kNoSpace, "heap media holds " + mib(capacity_) + ", not " + mib(bytes)};
   }
-  size_ = std::max(size_, bytes);
+  size_ = std::max(size(), bytes);
   return {};
 }
 

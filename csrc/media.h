@@ -11,9 +11,10 @@
 //
 // The words are PMDK's (libpmem2(7): persist = flush + drain). All code that changes a media goes
 // through these, so a trace of them is all that is needed to enumerate offline what a crash may
-// leave. Threads: any, except grow and set_trace, which need the media to themselves.
+// leave. Threads: any; grow from one at a time, beside the others; set_trace needs the media to itself.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -96,7 +97,7 @@ class Media {
   virtual Status sync(uint64_t offset, uint64_t bytes) = 0;
 
   std::byte* base_ = nullptr;
-  uint64_t size_ = 0;
+  std::atomic<uint64_t> size_ = 0;  // grows while others look at it
   MediaKind kind_ = MediaKind::kHeap;
   Granularity granularity_ = Granularity::kVolatile;
   FlushMethod flush_method_ = FlushMethod::kNone;

@@ -43,7 +43,7 @@ class TestMedia final : public Media {
 
   Status grow(uint64_t bytes) override {
     if (bytes > capacity_) return {Code::kNoSpace, "test media is full"};
-    size_ = std::max(size_, bytes);
+    size_ = std::max(size(), bytes);
     return {};
   }
   Status check() const override { return on_check ? on_check() : Status(); }
