@@ -128,8 +128,8 @@ void StoreLock::release() {
 
 Status StoreLock::pin(uint32_t slot) {
   CHECK(slot < kLockSlotsMax);
+  std::lock_guard lock(table_mutex);
   if (entry_ >= 0) {
-    std::lock_guard lock(table_mutex);
     adopt_table();
     LockFile& file = table[entry_];
     if ((file.sealed >> slot & 1u) != 0 ||
@@ -144,10 +144,9 @@ Status StoreLock::pin(uint32_t slot) {
 
 void StoreLock::unpin(uint32_t slot) {
   if (!pinned_here(slot)) return;
-  --pins_[slot];
-  if (entry_ < 0) return;
   std::lock_guard lock(table_mutex);
-  if (table_owner != getpid()) return;
+  --pins_[slot];
+  if (entry_ < 0 || table_owner != getpid()) return;
   if (--table[entry_].pins[slot] == 0) try_lock(table[entry_].fd, F_UNLCK, 1 + slot);
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -46,7 +47,8 @@ class StoreLock {
  private:
   int entry_ = -1;  // in the process's table of lock files
   bool writer_ = false;
-  std::array<uint32_t, kLockSlotsMax> pins_{};  // counted, since holders may overlap
+  // Counted, since holders may overlap; changed under the table's mutex, looked at without.
+  std::array<std::atomic<uint32_t>, kLockSlotsMax> pins_{};
 };
 
 }  // namespace lightckpt

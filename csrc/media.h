@@ -11,7 +11,8 @@
 //
 // The words are PMDK's (libpmem2(7): persist = flush + drain). All code that changes a media goes
 // through these, so a trace of them is all that is needed to enumerate offline what a crash may
-// leave. Threads: any; grow from one at a time, beside the others; set_trace needs the media to itself.
+// leave. Threads: any; grow from one at a time, beside the others; set_trace needs the media to
+// itself.
 #pragma once
 
 #include <atomic>

@@ -205,7 +205,9 @@ class Checkpointer:
             self._driver.poll()
 
     def _entered(self, model: nn.Module) -> None:
-        if model.training and self._is_pending():
+        # In functional_call the model holds other tensors for a moment, so no iteration ends there.
+        ours = isinstance(next(model.parameters(), None), nn.Parameter | None)
+        if model.training and ours and self._is_pending():
             self._end_decorated()
 
     def _is_pending(self) -> bool:

@@ -185,7 +185,7 @@ def _make_state(
         for owner in optimizer.state.keys() - wanted[name].keys() - whole[name].keys():
             del optimizer.state[owner]
         for owner, state in wanted[name].items():
-            held = optimizer.state[owner]
+            held = optimizer.state.setdefault(owner, {})
             held.clear()
             held.update(state)
         optimizer.state.update(whole[name])

@@ -8,7 +8,8 @@ counters are moved. ``Optimizer.load_state_dict`` is not used: it casts state to
 dtype and mangles strings.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,8 @@ def prepare(store: Store, version: int, run: Run) -> Restoration:
     """
     manifest_bytes, host_bytes = store.view(version)
     manifest = decode_manifest(manifest_bytes)
-    host = read_host(bytes(host_bytes), allow_pickle=run.allow_pickle)
+    with _plain_tensors():
+        host = read_host(bytes(host_bytes), allow_pickle=run.allow_pickle)
     restoration = Restoration(manifest, host, _live_tensors(run))
     _compare_tensors(restoration, *fillable(manifest, run))
     _compare_optimizers(restoration, run)
@@ -62,6 +64,13 @@ def prepare(store: Store, version: int, run: Run) -> Restoration:
         raise StructureError(f"the store holds the state of another run: {shown}{more}")
     check_sharing(store, version, _targets(restoration, restoration.places))
     return restoration
+
+
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Make ordinary tensors on the cpu, whatever the caller has set for its own."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        yield
 
 
 def _live_tensors(run: Run) -> dict[Path, Tensor]:
@@ -145,7 +154,7 @@ def apply(store: Store, version: int, run: Run, restoration: Restoration) -> Non
             written before that was found has the version's bytes, unverified.
     """
     manifest, host, places = restoration.manifest, restoration.host, restoration.places
-    with torch.no_grad():
+    with torch.no_grad(), _plain_tensors():
         remake(manifest, host, run, places)
         write_targets(store, version, _targets(restoration, places))
         fill_loose(host, run, places)

@@ -222,6 +222,33 @@ def test_state_made_in_inference_mode_is_saved(path):
     assert_same(restored(path, fresh), everything(model, optimizer))
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")])
+def test_restore_makes_ordinary_tensors_in_any_mode(path, mode):
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
+        update(model, optimizer, 0)
+        checkpointer.mark()
+    fresh, other = make(1)
+    other.state = {}  # as if emptied by hand
+    with lightckpt.Checkpointer(path, model=fresh, optimizer=other) as checkpointer:
+        with mode:
+            assert checkpointer.restore() == 1
+        assert_same(everything(fresh, other), everything(model, optimizer))
+        update(fresh, other, 1)
+
+
+def test_decoration_ends_no_iteration_while_the_model_holds_other_tensors(path):
+    model, optimizer = make()
+    x = torch.ones(2, 6)
+    with lightckpt.protect(optimizer, path, model=model) as checkpointer:
+        for i in range(3):
+            update(model, optimizer, i)
+            other = {name: 2 * p for name, p in model.named_parameters()}
+            torch.func.functional_call(model, other, (x,))
+            assert checkpointer.stats.iterations == i
+    assert_same(restored(path, make, 3), everything(model, optimizer))
+
+
 def test_a_watched_model_can_be_pickled_and_its_copies_are_not_watched(path):
     model, optimizer = make()
     with lightckpt.protect(optimizer, path, model=model) as checkpointer:
