@@ -161,7 +161,10 @@ class Checkpointer:
             self._mark()
 
     def mark(self) -> Ticket:
-        """End an iteration by hand. Tensors may be changed at once: guards hold updates back."""
+        """End an iteration by hand.
+
+        Optimizers may step at once, their guards wait; other edits wait for ``Ticket.wait``.
+        """
         self._explicit = True
         return self._mark()
 

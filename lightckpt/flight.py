@@ -27,6 +27,7 @@ from .structure import Extent, Structure
 from .trust import Standing, Trust
 
 Nanoseconds = tuple[int, int]
+LAYERS_MAX = 4096  # batches that one version may queue; with more, all is copied at the boundary
 
 
 @dataclass
@@ -84,6 +85,8 @@ class Plan:
                 now.append(index)
             if standing is not Standing.VOLATILE:
                 layers.setdefault((owners, standing), []).append(index)
+        if len(layers) > LAYERS_MAX:
+            now, layers = list(range(len(structure.extents))), {}
         self.now = _spans(structure, now)
         ranked = sorted(layers.items(), key=lambda item: min(map(order.index, item[0][0])))
         self.layers = [

@@ -181,6 +181,10 @@ def _make_state(
         for place, tensor in places.items():
             if isinstance(tensor, nn.Parameter) and place not in saved:
                 tensor.grad = None
+    else:  # a fresh process has no part of a sum of gradients; this one may
+        for tensor in places.values():
+            if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
+                tensor.grad.zero_()
     for name, optimizer in run.optimizers.items():
         for owner in optimizer.state.keys() - wanted[name].keys() - whole[name].keys():
             del optimizer.state[owner]

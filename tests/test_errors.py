@@ -117,7 +117,6 @@ def test_a_guard_beyond_its_timeout_gives_the_version_up_and_training_goes_on(pa
         update(model, optimizer, 8)
         checkpointer.mark()
         checkpointer._driver.flight._timeout = 1e-6
-        model(torch.ones(1, 2000)).sum().backward()
         with pytest.warns(CheckpointWarning, match="not done after"):
             optimizer.step()
         with pytest.raises(lightckpt.WaitTimeoutError):
