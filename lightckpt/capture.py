@@ -25,6 +25,7 @@ class Run:
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    given: tuple[str, ...] = ()  # names of the optimizers that are not inside another one
     schedulers: dict[str, Any] = field(default_factory=dict)
     scalers: dict[str, Any] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)

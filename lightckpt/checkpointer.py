@@ -117,7 +117,7 @@ class Checkpointer:
 
     def _watch(self, name: str) -> list[Any]:
         def before(this: Checkpointer, closure: bool) -> None:
-            if "." not in name and this._is_pending():
+            if name in this._driver.run.given and this._is_pending():
                 this._update_again(closure)
             this._driver.before_update(name)
 
@@ -232,7 +232,7 @@ class Checkpointer:
 
     def _end_decorated(self) -> None:
         driver = self._driver
-        own = [name for name in driver.run.optimizers if "." not in name]
+        own = driver.run.given
         if len(own) > 1:
             raise ValueError(
                 f"{len(own)} optimizers are registered ({', '.join(own)}), so the end of an "

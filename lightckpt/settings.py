@@ -67,8 +67,6 @@ def _by_name(kind: str, given: Any, wanted: type | tuple[str, ...]) -> tuple[dic
         where = f"{kind}" if single else f"{kind}[{name!r}]"
         if type(name) is not str or not name:
             raise TypeError(f"{kind} has the name {name!r}; names are non-empty strings")
-        if kind == "optimizer" and "." in name:
-            raise ValueError(f"optimizer {name!r}: a dot marks an optimizer inside another one")
         if isinstance(wanted, type):
             if not isinstance(value, wanted):
                 raise TypeError(f"{where} is a {type(value).__name__}, not a {wanted.__name__}")
@@ -124,6 +122,7 @@ def make_run(
     return Run(
         models=found["model"],
         optimizers=with_nested(found["optimizer"]),
+        given=tuple(found["optimizer"]),
         schedulers=found["scheduler"],
         scalers=found["scaler"],
         extras=found["extra"],

@@ -33,32 +33,26 @@ struct OnPages : testing::Test {
 };
 
 TEST_F(OnPages, a_batch_that_is_copied_is_on_its_way_to_the_disk) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t synced = 0;
+  Signal all_synced;
+  std::atomic<uint64_t> bytes_synced = 0;
   ASSERT_TRUE(is_ok(engine.begin(second)));
   engine.media->on_sync = [&](uint64_t, uint64_t bytes) {
-    std::lock_guard lock(mutex);
-    synced += bytes;
-    changed.notify_all();
+    if ((bytes_synced += bytes) >= 75'301) all_synced.set();
     return Status();
   };
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
-  std::unique_lock lock(mutex);
-  EXPECT_TRUE(changed.wait_for(lock, kDeadline, [&] { return synced >= 75'301; }))
-      << "without a commit";
+  EXPECT_TRUE(all_synced.wait()) << "without a commit";
 }
 
 TEST_F(OnPages, a_drain_that_fails_in_the_background_is_final) {
-  std::atomic<bool> failed = false;
+  Signal failed;
   ASSERT_TRUE(is_ok(engine.begin(second)));
   engine.media->on_sync = [&](uint64_t, uint64_t) {
-    failed = true;
-    failed.notify_all();
+    failed.set();
     return kGone;
   };
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second))) << "copied it is";
-  failed.wait(false);
+  ASSERT_TRUE(failed.wait());
   // Whether the engine knows already or finds out as it commits.
   EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the disk is gone"));
   expect_final();
@@ -72,18 +66,20 @@ TEST_F(OnPages, a_drain_that_fails_in_the_background_is_final) {
 TEST_F(OnPages, a_commit_that_waits_for_a_failing_drain_fails) {
   std::atomic<bool> committing = false;
   std::atomic<int> syncs = 0;
+  Signal draining;
   Gate second_fence(
       [&](const MediaEvent& event) { return committing && event.kind == EventKind::kFence; });
   ASSERT_TRUE(is_ok(engine.begin(second)));
   engine.media->on_sync = [&](uint64_t, uint64_t) {
     if (++syncs > 1) return Status();
+    draining.set();
     EXPECT_TRUE(second_fence.wait_held()) << "the commit stands before its drain";
     second_fence.open();
     return kGone;
   };
   engine.media->set_trace(&second_fence);
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
-  while (syncs == 0) std::this_thread::yield();
+  ASSERT_TRUE(draining.wait());
   committing = true;
   EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the disk is gone"));
   expect_final();

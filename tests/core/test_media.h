@@ -91,6 +91,26 @@ class EventLog final : public MediaTrace {
   std::vector<Event> events_;
 };
 
+// Something that happens once, on any thread.
+class Signal {
+ public:
+  void set() {
+    std::lock_guard lock(mutex_);
+    set_ = true;
+    changed_.notify_all();
+  }
+  // False after the deadline.
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kDeadline, [&] { return set_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
 // Holds each thread that causes an event for which `holds` says so, until the gate is opened.
 class Gate final : public MediaTrace {
  public:
