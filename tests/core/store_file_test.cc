@@ -115,6 +115,21 @@ TEST_P(OnFile, a_reader_follows_a_store_that_grew) {
   EXPECT_TRUE(holds(reads.get(), reads->versions().front(), State::of(2, kLarge)));
 }
 
+// Whatever comes last in the store: an area, or a manifest with a long blob.
+TEST_P(OnFile, a_store_grows_by_whole_pages_and_goes_on_growing) {
+  const auto writes = writer();
+  const auto reads = reader();
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    std::mt19937_64 random(seed);
+    State state = State::of(seed, {random() % 20'000, random() % (8'000 * seed)});
+    state.blob = random_bytes(random() % (10'000 * seed), seed);
+    ASSERT_TRUE(is_ok(save(writes.get(), state, 1))) << "seed " << seed;
+    EXPECT_EQ(writes->media().size() % kPageBytes, 0u) << "seed " << seed;
+    EXPECT_TRUE(holds(writes.get(), writes->versions().front(), state)) << "seed " << seed;
+    EXPECT_TRUE(holds(reads.get(), reads->versions().front(), state)) << "seed " << seed;
+  }
+}
+
 TEST_P(OnFile, a_pin_of_another_process_keeps_its_version) {
   const auto writes = writer();
   ASSERT_TRUE(is_ok(save(writes.get(), State::of(1, kSizes), 1)));
