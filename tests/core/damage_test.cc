@@ -193,6 +193,18 @@ TEST(Damage, no_value_of_a_field_goes_unnoticed_although_checksums_are_right) {
   }
 }
 
+// All of it is right but for where it lies: its checksums would be read as misaligned integers.
+TEST(Damage, an_area_that_starts_in_a_page_is_refused) {
+  for (uint64_t shift : {1, 2, 64}) {
+    Buffer image = example();
+    const Buffer area(image.begin() + kRecord, image.begin() + kExtents + kPageBytes);
+    std::ranges::copy(area, image.begin() + kRecord + shift);
+    put(&image, slot_offset(0) + offsetof(Slot, record_offset), kRecord + shift);
+    seal(&image);
+    EXPECT_TRUE(fails(examine(image), Code::kFormat, "its area")) << shift;
+  }
+}
+
 // Sixteen thousand extents, each no larger than the media, that add up to nothing in 64 bits.
 TEST(Damage, extents_that_overflow_in_sum_are_refused) {
   constexpr uint64_t kPretended = uint64_t{1} << 50;

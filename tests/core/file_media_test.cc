@@ -257,10 +257,16 @@ TEST(FileMedia, more_growth_than_was_reserved_is_a_clean_error) {
   EXPECT_EQ(media->size(), kBytes);
 }
 
+// A file without a name, since who dies in it cleans nothing up.
+std::string nameless_file(uint64_t bytes) {
+  const int fd = memfd_create("media", 0);
+  CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  return "/proc/self/fd/" + std::to_string(fd);
+}
+
 // Touches a mapping that nobody guards, behind the end of its file.
-void touch_behind_the_end(const TempFolder& folder) {
-  const std::string path = folder.file("foreign");
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT, 0600);
+void touch_behind_the_end() {
+  const int fd = open(nameless_file(0).c_str(), O_RDONLY);
   CHECK(fd >= 0);
   auto* page = static_cast<volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0));
   CHECK(page != MAP_FAILED);
@@ -269,25 +275,23 @@ void touch_behind_the_end(const TempFolder& folder) {
 
 TEST(SigbusGuard, a_fault_of_somebody_else_still_ends_the_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  TempFolder folder;
   EXPECT_DEATH(
       {
-        const auto media = created(folder.file("media"));
-        touch_behind_the_end(folder);
+        const auto media = opened(nameless_file(kBytes));
+        touch_behind_the_end();
       },
       "");
 }
 
 TEST(SigbusGuard, a_fault_of_somebody_else_reaches_the_handler_that_was_there_before) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  TempFolder folder;
   EXPECT_EXIT(
       {
         struct sigaction action = {};
         action.sa_handler = [](int) { _exit(42); };
         sigaction(SIGBUS, &action, nullptr);
-        const auto media = created(folder.file("media"));
-        touch_behind_the_end(folder);
+        const auto media = opened(nameless_file(kBytes));
+        touch_behind_the_end();
       },
       testing::ExitedWithCode(42), "");
 }

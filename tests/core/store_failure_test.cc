@@ -116,6 +116,25 @@ TEST(LostPages, any_check_of_a_commit_that_fails_is_final) {
   }
 }
 
+// A store to a page that is gone goes nowhere, and a drain of it fails not.
+TEST(LostPages, those_lost_by_the_end_of_the_drain_are_found_before_the_slot_is_written) {
+  FailingStore failing;
+  const State state = State::of(50, kSizes);
+  Attempt attempt;
+  ASSERT_TRUE(is_ok(begin(failing.store.get(), state, 1, &attempt)));
+  const auto table = write_extents(failing.store.get(), attempt, state);
+  bool drained = false;
+  failing.media->on_sync = [&](uint64_t, uint64_t) {
+    drained = true;
+    return Status();
+  };
+  failing.media->on_check = [&] {
+    return drained ? Status(Code::kIo, "the file was cut") : Status();
+  };
+  EXPECT_TRUE(fails(failing.store->commit(attempt, table, state.host), Code::kIo, "was cut"));
+  EXPECT_EQ(list_of(reopened(failing.store.get())->versions()), "2.0");
+}
+
 TEST(LostPages, a_media_that_lost_some_is_not_opened) {
   auto media = std::make_unique<TestMedia>(kBytes);
   media->on_check = [] { return Status(Code::kIo, "the file was cut"); };
@@ -193,6 +212,30 @@ TEST_F(Damaged, a_store_opened_for_reading_only_cannot_be_changed) {
   EXPECT_TRUE(fails(begin(reader.get(), State::of(3, kSizes), 1, &attempt), Code::kAccess));
   EXPECT_TRUE(fails(reader->rebase(1), Code::kAccess));
   EXPECT_EQ(list_of(reader->versions()), "2.0 1.0");
+}
+
+// The check at the end of a reader's look is the last that happens before it takes the lock.
+TEST_F(Damaged, a_version_that_is_retired_between_the_look_and_the_lock_is_not_pinned) {
+  const Version latest = store->versions().front();
+  Slot newer = latest.slot;
+  newer.version = 3;
+  for (const Slot& instead : {Slot{}, encode_slot(newer)}) {
+    StoreOptions options;
+    options.read_only = true;
+    auto owned = std::make_unique<TestMedia>(kBytes);
+    TestMedia* seen = owned.get();
+    std::ranges::copy_n(media->memory(), kPageBytes, seen->memory());  // the header, no slot yet
+    std::unique_ptr<Store> reader;
+    ASSERT_TRUE(is_ok(Store::open(std::move(owned), options, false, &reader)));
+    std::ranges::copy(media->bytes(), seen->memory());
+    seen->on_check = [&] {
+      std::memcpy(seen->memory() + slot_offset(latest.index), &instead, sizeof(instead));
+      return Status();
+    };
+    EXPECT_TRUE(fails(reader->pin(2, true), Code::kNotFound, "retired just now"));
+    EXPECT_FALSE(reader->pinned_here(latest.index));
+    EXPECT_TRUE(is_ok(reader->pin(1, true)));
+  }
 }
 
 }  // namespace
