@@ -1,5 +1,5 @@
-// The C ABI: translation only. Every function checks its arguments, calls the core, and turns the
-// Status into a code. No exception leaves this file, and nothing works in a forked child.
+// The C ABI: translation only. Every function checks its handle and values, calls the core, and
+// turns the Status into a code. No exception leaves this file, and nothing works in a forked child.
 #include <cstddef>
 #include <cstdint>
 

@@ -172,8 +172,11 @@ Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
   if (number == 0 || number >= next_number_) {
     return {Code::kNotFound, "batch " + std::to_string(number) + " was never submitted"};
   }
+  const uint64_t deadline_ns =
+      timeout_ns < 0 ? UINT64_MAX : now_ns() + uint64_t(bounded(timeout_ns).count());
   Finished& place = finished_[number % kReports];
   const auto is_done = [&] { return place.number >= number; };
+  help_check(number, deadline_ns, lock);
   if (timeout_ns < 0) {
     has_done_.wait(lock, is_done);
   } else if (!has_done_.wait_for(lock, bounded(timeout_ns), is_done)) {
@@ -194,6 +197,16 @@ Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
                                 std::to_string(report->bad[0])};
   }
   return {};
+}
+
+// With the mutex held, which it lets go meanwhile.
+void Engine::help_check(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock) {
+  while (now_ns() < deadline_ns) {
+    const auto found = std::ranges::find_if(
+        queue_, [&](const auto& b) { return b->number == number && b->op == Op::kCheck; });
+    if (found == queue_.end() || (*found)->taken()) return;
+    run_some(found->get(), lock);
+  }
 }
 
 Status Engine::commit(Bytes host, uint64_t* number) {

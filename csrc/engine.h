@@ -14,6 +14,9 @@
 // A batch's source memory must not change until it is done. The engine cannot know; its callers
 // compare version counters, or checksums through the check operation.
 //
+// A check touches no media, so it cannot hang there: who waits for one does its share of it, rather
+// than wait for a worker to wake up. Guards do, many times a second.
+//
 // Threads: submit, wait and stat from any; begin, commit, drop from one at a time. Workers block
 // all signals but those that a fault in them raises.
 #pragma once
@@ -102,6 +105,8 @@ class Engine {
     std::vector<std::byte> host;  // kCommit
     Report report;
     Status status;
+
+    bool taken() const { return next == (op == Op::kCommit ? 1 : chunks.size()); }
   };
   struct Finished {
     uint64_t number = 0;
@@ -113,6 +118,8 @@ class Engine {
   Status cut(const Layout& layout, uint64_t area, std::span<const Span> spans, Batch* batch);
   void stop();
   void work();
+  void run_some(Batch* batch, std::unique_lock<std::mutex>& lock);
+  void help_check(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock);
   void run_chunks(Batch* batch, size_t begin, size_t end);
   bool run_chunk(const Batch& batch, const Chunk& chunk);
   void run_commit(Batch* batch);
@@ -133,6 +140,7 @@ class Engine {
   std::vector<Finished> finished_;
   uint64_t next_number_ = 1;
   bool stopping_ = false;
+  bool drain_early_ = false;  // a plain file has been written, and nobody drains it yet
   Status failed_;
   Counters counters_;
 

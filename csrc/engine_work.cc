@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <algorithm>
+
 #include "crc32c.h"
 #include "engine.h"
 
@@ -31,60 +33,58 @@ void Engine::work() {
   be_patient();
   std::unique_lock lock(mutex_);
   while (true) {
-    // A commit goes alone and in its turn; chunks of the batches before it may still be running.
-    Batch* batch = nullptr;
-    for (const auto& candidate : queue_) {
-      const bool taken = candidate->op == Op::kCommit ? candidate->next > 0
-                                                      : candidate->next == candidate->chunks.size();
-      if (!taken) {
-        batch = candidate.get();
-        break;
-      }
-    }
-    if (batch == nullptr) {
-      if (stopping_) return;
-      has_work_.wait(lock);
+    if (drain_early_) {
+      // Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.
+      drain_early_ = false;
+      lock.unlock();
+      Status status = store_->media().drain();
+      lock.lock();
+      if (!status.ok() && failed_.ok()) failed_ = status;
       continue;
     }
-    if (batch->report.start_ns == 0) batch->report.start_ns = now_ns();
-    const size_t begin = batch->next;
-    if (batch->op == Op::kCommit) {
-      batch->next = 1;
-      lock.unlock();
-      run_commit(batch);
-      lock.lock();
+    // In their turn: a commit goes alone, but chunks of batches before it may still be running.
+    const auto found = std::ranges::find_if(queue_, [](const auto& b) { return !b->taken(); });
+    if (found != queue_.end()) {
+      run_some(found->get(), lock);
+    } else if (stopping_) {
+      return;
     } else {
-      uint64_t bytes = 0;
-      while (batch->next < batch->chunks.size() && bytes < kChunkBytes) {
-        bytes += batch->chunks[batch->next++].bytes;
-      }
-      const size_t end = batch->next;
-      lock.unlock();
-      run_chunks(batch, begin, end);
-      lock.lock();
-      batch->report.bytes += bytes;
-      if (batch->op == Op::kWrite) {
-        // Counted once each: a chunk that was written twice does not stand in for another.
-        for (size_t i = begin; i < end; ++i) {
-          const uint64_t index = batch->chunks[i].index;
-          chunks_written_ += written_[index] ? 0 : 1;
-          written_[index] = true;
-        }
-        counters_.bytes_persisted += bytes;
-      }
-      batch->remaining -= end - begin;
+      has_work_.wait(lock);
     }
-    if (batch->remaining > 0) continue;
-    const bool drains_early =
-        batch->op == Op::kWrite && store_->media().granularity() == Granularity::kPage;
-    finish(batch);
-    if (!drains_early) continue;
-    // Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.
-    lock.unlock();
-    Status status = store_->media().drain();
-    lock.lock();
-    if (!status.ok() && failed_.ok()) failed_ = status;
   }
+}
+
+// Takes a commit, or chunks of up to about a MiB, and does them without the lock.
+void Engine::run_some(Batch* batch, std::unique_lock<std::mutex>& lock) {
+  if (batch->report.start_ns == 0) batch->report.start_ns = now_ns();
+  const size_t begin = batch->next;
+  if (batch->op == Op::kCommit) {
+    batch->next = 1;
+    lock.unlock();
+    run_commit(batch);
+    lock.lock();
+  } else {
+    uint64_t bytes = 0;
+    while (!batch->taken() && bytes < kChunkBytes) bytes += batch->chunks[batch->next++].bytes;
+    const size_t end = batch->next;
+    lock.unlock();
+    run_chunks(batch, begin, end);
+    lock.lock();
+    batch->report.bytes += bytes;
+    if (batch->op == Op::kWrite) {
+      // Counted once each: a chunk that was written twice does not stand in for another.
+      for (size_t i = begin; i < end; ++i) {
+        const uint64_t index = batch->chunks[i].index;
+        chunks_written_ += written_[index] ? 0 : 1;
+        written_[index] = true;
+      }
+      counters_.bytes_persisted += bytes;
+    }
+    batch->remaining -= end - begin;
+  }
+  if (batch->remaining > 0) return;
+  drain_early_ |= batch->op == Op::kWrite && store_->media().granularity() == Granularity::kPage;
+  finish(batch);
 }
 
 void Engine::run_chunks(Batch* batch, size_t begin, size_t end) {

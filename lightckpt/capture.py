@@ -88,13 +88,12 @@ class Leaf:
             if tensor.layout == torch.strided:
                 self.stride = tensor.stride()
 
-    def finder(self) -> Callable[[Any], Any]:
-        """Return a function of this leaf's key that says what is in its place now."""
-        if isinstance(self.holder, dict):
-            return self.holder.get
-        if self.holder is None:
-            return lambda _key, tensor=self.tensor: tensor  # type: ignore[misc]
-        return lambda key, holder=self.holder: getattr(holder, key, None)  # type: ignore[misc]
+
+def getter_of(holder: Any, key: Any) -> Callable[[Any], Any]:
+    """Return a function of *key* that says what *holder* holds there now; None for nothing."""
+    if isinstance(holder, dict):
+        return holder.get
+    return lambda key, holder=holder: getattr(holder, key, None)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)

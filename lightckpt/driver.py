@@ -20,6 +20,7 @@ from importlib.metadata import version as version_of
 from typing import Any
 
 from ._core import Store, Version
+from .arithmetic import settle_arithmetic
 from .capture import Run
 from .collect import capture_early, collect_host
 from .errors import (
@@ -88,6 +89,7 @@ class Driver:
         self._learning = False
         self._served = 0  # multiples of ``every`` that have had their version
         self._forget_updates()
+        settle_arithmetic()
 
     # -- hooks ---------------------------------------------------------------------------------
 

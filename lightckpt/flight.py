@@ -17,7 +17,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
+
+from torch import Tensor
 
 from . import _core
 from ._core import Op, Store
@@ -27,6 +30,7 @@ from .structure import Extent, Structure
 from .trust import Standing, Trust
 
 Nanoseconds = tuple[int, int]
+_COUNTER = attrgetter("_version")
 LAYERS_MAX = 4096  # batches that one version may queue; with more, all is copied at the boundary
 
 
@@ -59,6 +63,7 @@ class Layer:
     standing: Standing
     paths: list[Path]
     sizes: list[int]
+    tensors: list[Tensor]
     settled: bool = False  # only the rotation is left to recheck
     counters: list[int] = field(default_factory=list)
     batch: int = 0
@@ -97,6 +102,7 @@ class Plan:
                 standing,
                 [structure.extents[i].leaves[0].path for i in indexes],
                 [structure.extents[i].size for i in indexes],
+                [leaf.tensor for i in indexes for leaf in structure.extents[i].leaves],
             )
             for (owners, standing), indexes in ranked
         ]
@@ -126,7 +132,6 @@ class Flight:
         self._store, self._plan, self._trust, self._timeout = store, plan, trust, timeout
         self.record = record
         self.step = record.step
-        self.version = 0  # given at commit
         self.dropped = ""
         self.durable = False
         self._commit = 0
@@ -154,7 +159,7 @@ class Flight:
         try:
             first = self._store.submit(Op.WRITE, self._plan.now)
             for layer in self.layers:
-                layer.counters = self._counters(layer)
+                layer.counters = list(map(_COUNTER, layer.tensors))
                 layer.compared, layer.batch = layer.standing is not Standing.LAZY, 0
                 if not layer.compared:
                     layer.batch = self._store.submit(Op.WRITE, layer.spans)
@@ -195,7 +200,8 @@ class Flight:
                 self.land()
                 if not self.durable:
                     return changed
-                layer.batch = self._store.submit(Op.CHECK, layer.spans, version=self.version)
+                version = self._store.versions()[0].version
+                layer.batch = self._store.submit(Op.CHECK, layer.spans, version=version)
                 bad = self._changed(layer, self._store.wait(layer.batch, self._timeout))
                 changed = self._judge(layer, bad) or changed
         return changed
@@ -239,7 +245,6 @@ class Flight:
             raise
         self.record.commit_ns = (report.start_ns, report.end_ns)
         self.durable = True
-        self.version = self._store.versions()[0].version
 
     def copied(self) -> bool:
         """Have all layers been copied? Never waits."""
@@ -257,10 +262,6 @@ class Flight:
             self._commit = self._store.commit(self._host)
             self._host = b""
 
-    def _counters(self, layer: Layer) -> list[int]:
-        extents = self._plan.structure.extents
-        return [leaf.tensor._version for i in layer.indexes for leaf in extents[i].leaves]
-
     def _note(self, report: _core.Report) -> None:
         if report.bytes:
             self.record.copies.append((report.start_ns, report.end_ns, report.bytes))
@@ -270,8 +271,10 @@ class Flight:
         self._note(self._store.wait(layer.batch, self._timeout))
         layer.compared = True
         layer.settled = layer.settled or all(map(self._trust.is_settled, layer.paths))
-        chosen = self._trust.turn(layer.sizes) if layer.settled else range(len(layer.paths))
-        spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
+        spans = layer.spans
+        if layer.settled:
+            chosen = self._trust.turn(layer.owners, layer.sizes)
+            spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
         report = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
         bad = self._changed(layer, report)
         self._judge(layer, bad)
@@ -281,7 +284,7 @@ class Flight:
     def _changed(self, layer: Layer, report: _core.Report) -> dict[int, str]:
         """Return extent -> how it was seen to change since the boundary."""
         bad: dict[int, str] = {}
-        if (now := self._counters(layer)) != layer.counters:
+        if (now := list(map(_COUNTER, layer.tensors))) != layer.counters:
             at = 0
             for index in layer.indexes:
                 count = len(self._plan.structure.extents[index].leaves)

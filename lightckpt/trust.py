@@ -12,7 +12,7 @@ prove nothing (fused kernels and ``.data`` edits do not move them), so the first
 Pure bookkeeping over names; knows neither tensors nor the store.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,7 +35,8 @@ class Trust:
 
     quiet: dict[Path, int] = field(default_factory=dict)  # versions it stood still
     moved: dict[Path, str] = field(default_factory=dict)  # why it is volatile
-    rotation: int = 0
+    # By layer: whose turn it is, and the bytes still to spend on sums.
+    rotation: dict[Hashable, tuple[int, float]] = field(default_factory=dict)
 
     def standing(self, path: Path) -> Standing:
         if path in self.moved:
@@ -58,14 +59,20 @@ class Trust:
         """Has it streamed quietly for so long that only its turn in the rotation is left?"""
         return self.quiet.get(path, 0) >= PROBATION_VERSIONS + RECHECKED_VERSIONS
 
-    def turn(self, sizes: Sequence[int]) -> list[int]:
-        """Return consecutive extents, going round, that hold ``ROTATING_SHARE`` of the bytes."""
-        budget = sum(sizes) * ROTATING_SHARE
+    def turn(self, layer: Hashable, sizes: Sequence[int]) -> list[int]:
+        """Return the extents of *layer* to sum in this version: consecutive ones, going round.
+
+        On average they hold ``ROTATING_SHARE`` of the bytes: a large extent is paid for by the
+        turns after it, which choose none. Each layer, any hashable, goes round by itself.
+        """
+        at, credit = self.rotation.get(layer, (0, 0.0))
+        credit += sum(sizes) * ROTATING_SHARE
         chosen: list[int] = []
-        while budget > 0 and len(chosen) < len(sizes):
-            chosen.append(self.rotation % len(sizes))
-            budget -= max(1, sizes[chosen[-1]])
-            self.rotation += 1
+        while credit > 0 and len(chosen) < len(sizes):
+            chosen.append(at % len(sizes))
+            credit -= max(1, sizes[chosen[-1]])
+            at += 1
+        self.rotation[layer] = at, credit
         return chosen
 
     def report(self) -> list[str]:

@@ -1,6 +1,13 @@
 """Standings of extents: probation, streaming, and the way back, as plain bookkeeping."""
 
-from lightckpt.trust import PROBATION_VERSIONS, RECHECKED_VERSIONS, Standing, Trust
+import pytest
+from lightckpt.trust import (
+    PROBATION_VERSIONS,
+    RECHECKED_VERSIONS,
+    ROTATING_SHARE,
+    Standing,
+    Trust,
+)
 
 A, B = ("model", "m", "a"), ("model", "m", "b")
 
@@ -31,14 +38,25 @@ def test_it_is_settled_after_the_rechecked_versions():
     assert trust.is_settled(A)
 
 
-def test_turns_go_round_all_extents():
+def test_turns_go_round_all_extents_at_the_rotating_share():
     trust = Trust()
-    sizes = [1000] * 50
-    seen = [index for _ in range(60) for index in trust.turn(sizes)]
-    assert set(seen) == set(range(50))
-    assert len(trust.turn(sizes)) == 1
+    sizes = [1000] * 49 + [10_000]
+    turns = [trust.turn("layer", sizes) for _ in range(200)]
+    seen = [index for turn in turns for index in turn]
+    assert [at % 50 for at in range(len(seen))] == seen
+    summed = sum(sizes[index] for index in seen)
+    assert summed == pytest.approx(200 * ROTATING_SHARE * sum(sizes), abs=10_000)
+
+
+def test_layers_go_round_each_by_itself():
+    trust = Trust()
+    seen = {"a": set(), "b": set()}
+    for _ in range(400):
+        for layer in seen:
+            seen[layer].update(trust.turn(layer, [100, 100]))
+    assert seen == {"a": {0, 1}, "b": {0, 1}}
 
 
 def test_a_turn_over_empty_extents_ends():
-    assert Trust().turn([]) == []
-    assert len(Trust().turn([0, 0])) <= 2
+    assert Trust().turn("layer", []) == []
+    assert len(Trust().turn("layer", [0, 0])) <= 2

@@ -9,6 +9,7 @@
 //   - A handle is opaque. The function that makes one stores it through its last argument; the
 //     function that frees one takes its address and sets it to NULL, so a second free is harmless.
 //   - Sizes and offsets are in bytes, times in nanoseconds of CLOCK_MONOTONIC unless said.
+//   - A handle may be NULL, which is LCKPT_E_INVALID; pointers to results must be valid.
 //   - Pointers are borrowed for the call, except a span's memory: that must stay valid and, for a
 //     write, unchanged until its batch has been waited for.
 //   - Any thread may call; begin, commit, drop, pin, rebase and close are for one thread at a time.
@@ -142,7 +143,8 @@ int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_rep
    the manifest must have been written and waited for. */
 int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint64_t* batch);
 /* Gives the attempt up; what no worker has begun to copy is left out. LCKPT_E_TIMEOUT: a worker has
-   not left it yet; it is given up all the same, and the next begin looks again. */
+   not left it yet; it is given up all the same, and the next begin looks again. A commit that is
+   queued is not taken back: then this waits until it is done, and the version stands. */
 int lckpt_drop(lckpt_store* store, int64_t timeout_ns);
 
 /* Time of one plain copy of `bytes` into a warm part of the store, by `workers` threads (the median
