@@ -13,6 +13,7 @@ extern "C" {
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <memory>
 #include <new>
 #include <thread>
@@ -120,14 +121,15 @@ uint64_t copy_once(std::vector<std::byte>& target, const std::vector<std::byte>&
   struct timespec begin = {}, end = {};
   clock_gettime(CLOCK_MONOTONIC, &begin);
   std::vector<std::jthread> threads;  // joined even if the next one cannot be started
-  const uint64_t part = lightckpt::round_up(source.size() / workers + 1, 4096);
-  for (uint64_t at = 0; at < source.size(); at += part) {
-    threads.emplace_back([&, at] {
+  std::atomic<uint64_t> next = 0;     // a core that is busy with other work takes less of it
+  const auto copy = [&] {
+    for (uint64_t at; (at = next.fetch_add(lightckpt::kChunkBytes)) < source.size();) {
       lightckpt::copy_nt(target.data() + at, source.data() + at,
-                         std::min(part, source.size() - at));
-      lightckpt::store_fence();
-    });
-  }
+                         std::min(lightckpt::kChunkBytes, source.size() - at));
+    }
+    lightckpt::store_fence();
+  };
+  for (uint32_t i = 0; i < workers; ++i) threads.emplace_back(copy);
   for (std::jthread& thread : threads) thread.join();
   clock_gettime(CLOCK_MONOTONIC, &end);
   return uint64_t(end.tv_sec - begin.tv_sec) * 1'000'000'000 + uint64_t(end.tv_nsec) -

@@ -275,13 +275,15 @@ class Flight:
         if layer.settled:
             chosen = self._trust.turn(layer.owners, layer.sizes)
             spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
-        report = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
-        bad = self._changed(layer, report)
+        summed = None
+        if len(spans):
+            summed = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
+        bad = self._changed(layer, summed)
         self._judge(layer, bad)
         if bad:
             self.drop(f"{name_of(self._path(next(iter(bad))))} changed while it was being copied")
 
-    def _changed(self, layer: Layer, report: _core.Report) -> dict[int, str]:
+    def _changed(self, layer: Layer, summed: _core.Report | None) -> dict[int, str]:
         """Return extent -> how it was seen to change since the boundary."""
         bad: dict[int, str] = {}
         if (now := list(map(_COUNTER, layer.tensors))) != layer.counters:
@@ -291,8 +293,8 @@ class Flight:
                 if now[at : at + count] != layer.counters[at : at + count]:
                     bad[index] = "its version counter moved between boundary and update"
                 at += count
-        if report.bad_count:
-            seen = report.bad if report.bad_count <= len(report.bad) else layer.indexes
+        if summed is not None and summed.bad_count:
+            seen = summed.bad if summed.bad_count <= len(summed.bad) else layer.indexes
             for index in seen:
                 bad.setdefault(index, "its bytes changed between boundary and update")
         return bad
