@@ -12,6 +12,7 @@
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+ROUNDS ?= 2000
 CTEST_FLAGS ?=
 PYTEST_FLAGS ?=
 
@@ -21,12 +22,13 @@ INSTALLED := $(VENV)/installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/include/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
-FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h)
+FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h tests/crash/*.cc tests/crash/*.h)
 PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test quick lint format tsan bench clean python-ready tests-ready
+.PHONY: help setup build demo test quick soak fsdax lint format tsan bench clean
+.PHONY: python-ready tests-ready
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,13 +41,21 @@ build: setup ## build the C++ tests with ASan and UBSan
 demo: $(INSTALLED) ## kill a training run at random and watch it go on
 	$(BIN)/lightckpt demo
 
-test: build ## every test; about twelve minutes on two cores
+test: build ## every test but those in a virtual machine; about twelve minutes on two cores
 	$(call ctest,asan)
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not fsdax" $(PYTEST_FLAGS)
 
 quick: build ## the fast tests; about a minute once built
 	$(call ctest,asan)
-	$(BIN)/python -m pytest -m "not kill and not slow and not conformance" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not kill and not slow and not conformance and not fsdax" \
+	  $(PYTEST_FLAGS)
+
+fsdax: setup ## real DAX and power cuts, in a virtual machine; skips where there can be none
+	$(BIN)/python -m pytest tests/fsdax $(PYTEST_FLAGS)
+
+soak: setup ## kill trainers ROUNDS times; two minutes for 2000
+	LIGHTCKPT_KILL_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests/kill/test_kills.py \
+	  $(PYTEST_FLAGS)
 
 lint: setup ## style, types, layout, and the rules in tests/test_tidy.py
 	$(BIN)/ruff check $(PYTHON_DIRS)

@@ -14,6 +14,8 @@
 #include <fstream>
 #include <new>
 
+#include "pmem2.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -22,40 +24,62 @@
 namespace lightckpt {
 namespace {
 
+constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHugePage = 2ull << 20;
 constexpr uint64_t kReserveMin = 256ull << 30;
 constexpr uint64_t kReserveFactor = 16;
 
+// The kernel's folder of a device DAX node, or of the block device below a file; "" if none.
+std::string sysfs_of(const struct stat& file) {
+  const bool is_device = S_ISCHR(file.st_mode);
+  const dev_t device = is_device ? file.st_rdev : file.st_dev;
+  const std::string link = std::string("/sys/dev/") + (is_device ? "char/" : "block/") +
+                           std::to_string(major(device)) + ":" + std::to_string(minor(device));
+  char* resolved = realpath(link.c_str(), nullptr);
+  const std::string folder = resolved == nullptr ? "" : resolved;
+  std::free(resolved);
+  return folder;
+}
+
+// The first word of the file, 0 and "" if there is none.
+template <typename Value>
+Value read_from(const std::string& path) {
+  std::ifstream file(path);
+  Value value{};
+  file >> value;
+  return value;
+}
+
 // Does the device below hold the processor's caches in its persistence domain (eADR)? The kernel
 // says so per region, some directories above the block or character device.
 bool caches_are_persistent(const struct stat& file) {
-  const bool is_device = S_ISCHR(file.st_mode);
-  const dev_t device = is_device ? file.st_rdev : file.st_dev;
-  std::string link = std::string("/sys/dev/") + (is_device ? "char/" : "block/") +
-                     std::to_string(major(device)) + ":" + std::to_string(minor(device));
-  char* resolved = realpath(link.c_str(), nullptr);
-  if (resolved == nullptr) return false;
-  std::string folder = resolved;
-  std::free(resolved);
-  while (folder.size() > 4) {
-    std::ifstream domain(folder + "/persistence_domain");
-    std::string value;
-    if (domain && domain >> value) return value == "cpu_cache";
-    folder.resize(folder.rfind('/'));
+  for (std::string folder = sysfs_of(file); folder.size() > 4; folder.resize(folder.rfind('/'))) {
+    const auto value = read_from<std::string>(folder + "/persistence_domain");
+    if (!value.empty()) return value == "cpu_cache";
   }
   return false;
 }
 
-uint64_t device_bytes(const struct stat& file) {
-  std::ifstream size("/sys/dev/char/" + std::to_string(major(file.st_rdev)) + ":" +
-                     std::to_string(minor(file.st_rdev)) + "/size");
-  uint64_t bytes = 0;
-  size >> bytes;
-  return bytes;
+// What offsets and lengths of mappings must be multiples of: the alignment of a device DAX node
+// (older kernels have it one directory up), the huge page of hugetlbfs, or the page.
+uint64_t mapping_unit(const struct stat& file, const struct statfs& volume) {
+  if (S_ISCHR(file.st_mode)) {
+    const std::string folder = sysfs_of(file);
+    for (const char* name : {"/align", "/../dax_region/align"}) {
+      if (const auto unit = read_from<uint64_t>(folder + name); unit != 0) return unit;
+    }
+    return kHugePage;
+  }
+  if (volume.f_type == HUGETLBFS_MAGIC) return static_cast<uint64_t>(volume.f_bsize);
+  return kPage;
 }
 
 std::string mib(uint64_t bytes) {
   return std::to_string(bytes) + " bytes (" + std::to_string(bytes >> 20) + " MiB)";
+}
+
+constexpr uint64_t round_up(uint64_t bytes, uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
 }
 
 }  // namespace
@@ -66,6 +90,7 @@ Status FileMedia::open(const std::string& path, MediaKind want, bool read_only,
   if (fd < 0) return from_errno("cannot open " + path);
   std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
   file->read_only_ = read_only;
+  RETURN_IF_ERROR(file->measure());
   RETURN_IF_ERROR(file->identify(want));
   RETURN_IF_ERROR(file->reserve());
   RETURN_IF_ERROR(file->map(0, file->size_));
@@ -78,7 +103,9 @@ Status FileMedia::create(const std::string& path, MediaKind want, uint64_t bytes
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) return from_errno("cannot create " + path);
   std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
-  Status status = file->allocate(0, bytes);
+  Status status = file->measure();
+  if (status.ok()) status = file->allocate(0, file->whole_units(bytes));
+  if (status.ok()) status = file->measure();
   if (status.ok()) status = file->identify(want);
   // Its length and allocation must be durable before it gets its name.
   if (status.ok() && file->granularity_ != Granularity::kVolatile && fsync(fd) != 0) {
@@ -100,8 +127,8 @@ FileMedia::~FileMedia() {
   close(fd_);
 }
 
-// Sets what this path is: size, granularity, how to flush.
-Status FileMedia::identify(MediaKind want) {
+// Sets how long this path is, and in which units it may be mapped.
+Status FileMedia::measure() {
   struct stat file;
   struct statfs volume;
   if (fstat(fd_, &file) != 0) return from_errno("cannot stat " + path_);
@@ -110,16 +137,35 @@ Status FileMedia::identify(MediaKind want) {
   if (!S_ISREG(file.st_mode) && !device_) {
     return {Code::kInvalid, path_ + " is neither a file nor a device DAX node"};
   }
-  size_ = device_ ? device_bytes(file) : static_cast<uint64_t>(file.st_size);
+  unit_ = mapping_unit(file, volume);
+  size_ = device_ ? read_from<uint64_t>(sysfs_of(file) + "/size") / unit_ * unit_
+                  : static_cast<uint64_t>(file.st_size);
+  return {};
+}
+
+// Sets what this path is: media, granularity, how to map and to flush.
+Status FileMedia::identify(MediaKind want) {
+  struct stat file;
+  struct statfs volume;
+  if (fstat(fd_, &file) != 0) return from_errno("cannot stat " + path_);
+  if (fstatfs(fd_, &volume) != 0) return from_errno("cannot stat the file system of " + path_);
   if (size_ == 0) return {Code::kFormat, path_ + " is empty: it was never a store"};
 
-  void* probe = mmap(nullptr, 4096, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, fd_, 0);
-  const bool dax = probe != MAP_FAILED;
-  if (dax) munmap(probe, 4096);
-  const bool in_memory = volume.f_type == TMPFS_MAGIC || volume.f_type == RAMFS_MAGIC ||
+  bool dax = false;
+  if (device_) {
+    // No page cache to bypass, so no MAP_SYNC; but there is volatile memory behind such nodes too.
+    dax = sysfs_of(file).find("/ndbus") != std::string::npos;
+  } else {
+    void* probe = mmap(nullptr, kPage, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, fd_, 0);
+    dax = probe != MAP_FAILED;
+    if (dax) munmap(probe, kPage);
+  }
+  const bool in_memory = device_ || volume.f_type == TMPFS_MAGIC || volume.f_type == RAMFS_MAGIC ||
                          volume.f_type == HUGETLBFS_MAGIC;
   if (want == MediaKind::kPmem && !dax) {
-    return {Code::kInvalid, path_ + " is not persistent memory: the kernel refuses MAP_SYNC here"};
+    return {Code::kInvalid, path_ + " is not persistent memory: " +
+                                (device_ ? "no NVDIMM region lies below the device"
+                                         : "the kernel refuses MAP_SYNC here")};
   }
   if (want == MediaKind::kTmpfs && !in_memory) {
     return {Code::kInvalid, path_ + " does not lie on tmpfs"};
@@ -128,9 +174,12 @@ Status FileMedia::identify(MediaKind want) {
   if (want == MediaKind::kFile) kind_ = MediaKind::kFile;
   if (want == MediaKind::kEmulated) kind_ = MediaKind::kEmulated;
   emulated_ = want == MediaKind::kEmulated && !dax;
-  map_flags_ = kind_ == MediaKind::kPmem ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+  map_flags_ =
+      dax && !device_ && kind_ == MediaKind::kPmem ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
   // Without a reservation of memory for copies of all pages, of which a reader makes few or none.
-  if (read_only_) map_flags_ = MAP_PRIVATE | MAP_NORESERVE;
+  // A device has no private mappings: its readers cannot write to copies of their own.
+  if (read_only_ && !device_) map_flags_ = MAP_PRIVATE | MAP_NORESERVE;
+  protection_ = read_only_ && device_ ? PROT_READ : PROT_READ | PROT_WRITE;
   switch (kind_) {
     case MediaKind::kPmem:
       granularity_ = caches_are_persistent(file) ? Granularity::kByte : Granularity::kCacheLine;
@@ -151,7 +200,25 @@ Status FileMedia::identify(MediaKind want) {
       return {Code::kInvalid, "this processor has no cache write-back that lightckpt knows"};
     }
   }
-  return {};
+  return kind_ == MediaKind::kPmem ? ask_pmem2() : Status();
+}
+
+// What only libpmem2 tells, where it is there and may look. A reader may go on beside bad blocks:
+// every byte that it takes has a checksum, and this is how to get out what is whole.
+Status FileMedia::ask_pmem2() {
+  const Pmem2* library = nullptr;
+  if (!Pmem2::load(&library).ok()) return {};
+  uint64_t count = 0;
+  if (library->unsafe_shutdowns(fd_, &count).ok()) unsafe_shutdowns_ = count;
+  std::vector<BadBlock> bad;
+  if (read_only_ || !library->bad_blocks(fd_, &bad).ok() || bad.empty()) return {};
+  return {Code::kIo, path_ + " has bad blocks, at bytes " + words_of(bad) +
+                         ": it can be opened for reading only until they are repaired"};
+}
+
+// Lengths of hugetlbfs go by its pages; elsewhere a file has the length that was asked for.
+uint64_t FileMedia::whole_units(uint64_t bytes) const {
+  return unit_ == kPage ? bytes : round_up(bytes, unit_);
 }
 
 // posix_fallocate gives a clean error now instead of SIGBUS at the first touch later.
@@ -171,10 +238,12 @@ Status FileMedia::allocate(uint64_t from, uint64_t to) {
 }
 
 Status FileMedia::reserve() {
+  // Aligned, so that huge pages can be used where the file system has them.
+  const uint64_t alignment = std::max(kHugePage, unit_);
   capacity_ = device_ ? size() : std::max(kReserveMin, size() * kReserveFactor);
   // Where there is less (a large store, a limit), room to grow is given up first.
   for (;; capacity_ = std::max(size(), capacity_ / 2)) {
-    reserved_bytes_ = capacity_ + kHugePage;
+    reserved_bytes_ = capacity_ + alignment;
     reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved_ != MAP_FAILED || capacity_ == size_) break;
@@ -183,24 +252,21 @@ Status FileMedia::reserve() {
     reserved_ = nullptr;
     return from_errno("cannot reserve " + mib(reserved_bytes_) + " of address space");
   }
-  // Aligned, so that huge pages can be used where the file system has them.
-  const auto address = reinterpret_cast<uintptr_t>(reserved_);
-  base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
+  base_ = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(reserved_), alignment));
   // A writer's child must not write here. A reader's may read on: its mapping is private.
   if (!read_only_) madvise(reserved_, reserved_bytes_, MADV_DONTFORK);
   return {};
 }
 
 Status FileMedia::map(uint64_t from, uint64_t to) {
-  const int protection = PROT_READ | PROT_WRITE;
   void* wanted = base_ + from;
-  if (mmap(wanted, to - from, protection, map_flags_ | MAP_FIXED, fd_, static_cast<off_t>(from)) ==
+  if (mmap(wanted, to - from, protection_, map_flags_ | MAP_FIXED, fd_, static_cast<off_t>(from)) ==
       MAP_FAILED) {
     return from_errno("cannot map " + path_);
   }
   if (!read_only_) madvise(wanted, to - from, MADV_DONTFORK);
   if (kind_ == MediaKind::kTmpfs) madvise(wanted, to - from, MADV_HUGEPAGE);
-  if (!guard_.protect(base_, to, protection)) {
+  if (!guard_.protect(base_, to, protection_)) {
     return {Code::kIo, path_ + ": the mapping cannot be guarded against SIGBUS"};
   }
   size_ = to;
@@ -215,6 +281,7 @@ Status FileMedia::grow(uint64_t bytes) {
                                 " while it is open: reopen it with a larger size"};
   }
   const uint64_t before = size_;
+  bytes = whole_units(bytes);
   RETURN_IF_ERROR(allocate(before, bytes));
   // The new length must be durable before a slot refers to bytes beyond the old one.
   if (granularity_ != Granularity::kVolatile && fsync(fd_) != 0)
@@ -225,8 +292,8 @@ Status FileMedia::grow(uint64_t bytes) {
 bool FileMedia::follow() {
   struct stat file;
   if (!read_only_ || device_ || fstat(fd_, &file) != 0) return false;
-  const uint64_t now = static_cast<uint64_t>(file.st_size) / 4096 * 4096;
-  return size_ < now && now <= capacity_ && size_ % 4096 == 0 && map(size_, now).ok();
+  const uint64_t now = static_cast<uint64_t>(file.st_size) / unit_ * unit_;
+  return size_ < now && now <= capacity_ && size_ % unit_ == 0 && map(size_, now).ok();
 }
 
 Status FileMedia::check() const {

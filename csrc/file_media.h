@@ -1,12 +1,14 @@
 // FileMedia: a file or device DAX node as media; HeapMedia: this process's memory, for tests.
 //
 // What a path is, is found by trying, not by its name: a mapping with MAP_SYNC is persistent memory
-// (the kernel refuses the flag everywhere else), tmpfs and hugetlbfs are memory that survives the
-// process only, the rest is a plain file that needs msync. Address space is reserved ahead, so a
-// store that grows keeps its pointers. Mappings are not inherited by forked children.
+// (the kernel refuses the flag everywhere else), as is a device DAX node of an NVDIMM region;
+// tmpfs, hugetlbfs and other device DAX nodes are memory that survives the process only, the rest
+// is a plain file that needs msync. Address space is reserved ahead, so a store that grows keeps
+// its pointers. Mappings are not inherited by forked children.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,8 +19,9 @@ namespace lightckpt {
 
 class FileMedia final : public Media {
  public:
-  // Maps an existing file. Read-only: a private mapping, so that a reader may write to its own copy
-  // of a page without changing the store.
+  // Maps an existing file or device. Read-only: a private mapping, so that a reader may write to
+  // its own copy of a page without changing the store; of a device, a shared one that cannot be
+  // written. For writing, known bad blocks are refused: libpmem2 names them, where it is installed.
   static Status open(const std::string& path, MediaKind want, bool read_only,
                      std::unique_ptr<Media>* media);
   // Makes a new file of `bytes` allocated bytes at `path`, which must not exist.
@@ -30,13 +33,18 @@ class FileMedia final : public Media {
   bool follow() override;
   Status check() const override;
   void populate(uint64_t offset, uint64_t bytes) override;
+  void set_path(const std::string& path) override { path_ = path; }
+  std::optional<uint64_t> unsafe_shutdowns() const override { return unsafe_shutdowns_; }
 
  protected:
   Status sync(uint64_t offset, uint64_t bytes) override;
 
  private:
   FileMedia(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  Status measure();
   Status identify(MediaKind want);
+  Status ask_pmem2();
+  uint64_t whole_units(uint64_t bytes) const;
   Status allocate(uint64_t from, uint64_t to);
   Status reserve();
   Status map(uint64_t from, uint64_t to);
@@ -46,6 +54,9 @@ class FileMedia final : public Media {
   bool read_only_ = false;
   bool device_ = false;
   int map_flags_ = 0;
+  int protection_ = 0;
+  uint64_t unit_ = 0;  // of offsets and lengths of mappings
+  std::optional<uint64_t> unsafe_shutdowns_;
   void* reserved_ = nullptr;
   uint64_t reserved_bytes_ = 0;
   uint64_t capacity_ = 0;  // reserved from base_ on

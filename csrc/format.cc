@@ -52,7 +52,8 @@ Layout Layout::of(std::vector<uint64_t> extent_bytes, uint64_t record_capacity) 
   return layout;
 }
 
-Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns) {
+Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns,
+                     uint64_t shutdowns) {
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof(header.magic));
   header.format = kFormat;
@@ -60,6 +61,7 @@ Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_un
   header.store_id = store_id;
   header.chunk_bytes = kChunkBytes;
   header.created_unix_ns = created_unix_ns;
+  header.shutdowns = shutdowns;
   header.crc = crc_of_line(header);
   return header;
 }

@@ -35,7 +35,8 @@ struct Header {
   uint64_t store_id;
   uint64_t chunk_bytes;
   uint64_t created_unix_ns;
-  uint64_t zero[2];
+  uint64_t shutdowns;  // the media's unsafe ones when the store was made, plus one; 0: not known
+  uint64_t zero;
   uint32_t zero_too;
   uint32_t crc;
 };
@@ -103,8 +104,10 @@ constexpr uint64_t record_table_end(uint64_t chunk_count) {
   return round_up(sizeof(RecordHead) + chunk_count * sizeof(uint32_t), 64);
 }
 
-// A new store's header page; `encode_slot` fills in the checksum of a slot's other fields.
-Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns);
+// A new store's header page, with `shutdowns` as in the header; `encode_slot` fills in the checksum
+// of a slot's other fields.
+Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns,
+                     uint64_t shutdowns = 0);
 Slot encode_slot(Slot slot);
 std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, Bytes blob);
 // Head and checksum table, padded to where the host state begins.

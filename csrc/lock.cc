@@ -105,6 +105,10 @@ Status StoreLock::acquire(const std::string& store_path, bool writer) {
                                std::to_string(getpid()) + ")"};
     }
     if (!try_lock(table[entry].fd, F_WRLCK, 0)) {
+      if (errno == EBADF) {  // opened by a reader of this process, which may not write to it
+        return {Code::kAccess, "the lock file of " + store_path + " may only be read: a writer " +
+                                   "needs the right to write it"};
+      }
       return {Code::kBusy, store_path + " is open for writing in process " +
                                std::to_string(holder_of(table[entry].fd, 0))};
     }

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 
 #include "copy.h"
@@ -88,6 +89,11 @@ class Media {
   virtual Status check() const = 0;
   // Maps the pages of a range now, so that later accesses take no fault. Done once per range.
   virtual void populate(uint64_t offset, uint64_t bytes) = 0;
+
+  // Its file has another name from now on: messages use it.
+  virtual void set_path(const std::string&) {}
+  // How often the device lost power before it had written what it held, where that is known.
+  virtual std::optional<uint64_t> unsafe_shutdowns() const { return {}; }
 
   void set_trace(MediaTrace* trace) { trace_ = trace; }
 

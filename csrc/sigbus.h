@@ -4,7 +4,7 @@
 // range the handler puts an anonymous page there, remembers that it did, and lets execution go on;
 // whoever uses the bytes must ask tripped() before trusting them. Any other address goes to the
 // handler that was there before. This file owns the process's SIGBUS handler, the only signal
-// that lightckpt touches.
+// that the core touches.
 #pragma once
 
 #include <cstddef>

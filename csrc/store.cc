@@ -36,6 +36,15 @@ Status Store::scan() {
   return media_->check();
 }
 
+// A process that was killed may have left slots that every process sees and a crash would still
+// take away: a version that the next begin relies on, or one retired whose bytes it overwrites.
+// This drain makes what scan has seen durable before anything builds on it.
+Status Store::settle_slots() {
+  media_->flush(slot_offset(0), heap_offset(header_.slot_count) - slot_offset(0));
+  RETURN_IF_ERROR(media_->drain());
+  return media_->check();
+}
+
 void Store::sort_versions() {
   std::ranges::sort(versions_, [](const Version& a, const Version& b) {
     return std::tie(a.slot.generation, a.slot.version) >
@@ -124,6 +133,15 @@ Status Store::retire(const std::vector<uint32_t>& indexes) {
     return std::ranges::find(indexes, version.index) != indexes.end();
   });
   return {};
+}
+
+// A crash may have torn a line that was being written or retired here: with words of the next one
+// it could become whole again, and name bytes that are overwritten. So it goes before that is
+// written.
+Status Store::clear(uint32_t index) {
+  const Slot none = {};
+  if (std::memcmp(media_->view() + slot_offset(index), &none, sizeof(none)) == 0) return {};
+  return retire({index});
 }
 
 // Which versions stay when a new one begins, and which slots are given up for it. The slots given
@@ -245,6 +263,7 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     return {Code::kBusy, "all " + std::to_string(header_.slot_count) +
                              " slots hold versions that are kept or pinned"};
   }
+  RETURN_IF_ERROR(clear(*slot));
   begun_ = attempt->index = *slot;
   media_->populate(attempt->slot.record_offset, attempt->layout->area_bytes);
   if (new_manifest) {
@@ -314,6 +333,7 @@ Status Store::rebase(uint64_t number) {
   if (!index) {
     return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
   }
+  RETURN_IF_ERROR(clear(*index));
   // The newer ones go, whatever this handle has pinned. One that somebody else is reading stays
   // until a later begin: its generation is old, so it is never the latest again. The chosen one
   // takes this handle's pins along.

@@ -64,6 +64,9 @@ class Store {
   const Header& header() const { return header_; }
   bool read_only() const { return read_only_; }
   uint64_t free_bytes() const;
+  // How often the media has lost power, since the store was made, before it had written what it
+  // held; 0 where that is not known. Damage that is found is then no riddle.
+  uint64_t unsafe_shutdowns() const;
 
   // Newest first. A reader sees what the writer has committed since.
   std::vector<Version> versions();
@@ -84,9 +87,11 @@ class Store {
   static Status create(const std::string& path, const StoreOptions& options,
                        std::unique_ptr<Media>* media);
   Status scan();
+  Status settle_slots();
   void sort_versions();
   Status write_slot(uint32_t index, const Slot& slot);
   Status retire(const std::vector<uint32_t>& indexes);
+  Status clear(uint32_t index);
   std::optional<uint32_t> free_slot() const;
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
   Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,

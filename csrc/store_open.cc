@@ -32,10 +32,19 @@ Status format(Media* media, uint32_t slots) {
   struct timespec now = {};
   clock_gettime(CLOCK_REALTIME, &now);
   const uint64_t created = uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
-  const Header header = encode_header(store_id | 1, slots, created);
+  const uint64_t shutdowns = media->unsafe_shutdowns() ? *media->unsafe_shutdowns() + 1 : 0;
+  const Header header = encode_header(store_id | 1, slots, created, shutdowns);
   media->store(0, std::as_bytes(std::span(&header, 1)));
   media->flush(0, sizeof(header));
   return media->drain();
+}
+
+// A device has no empty state but this. Slots of an older store beyond it carry that one's id. A
+// crash while it is formatted may leave a header whose checksum is wrong; only zeros undo that.
+bool is_blank(const Media& media, uint32_t slots) {
+  const Bytes header(media.view(), kPageBytes);
+  return media.size() >= heap_offset(slots) + kSmallStore &&
+         std::ranges::all_of(header, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 }  // namespace
@@ -53,6 +62,7 @@ Status Store::create(const std::string& path, const StoreOptions& options,
   if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
     status = from_errno("cannot rename " + unfinished);
   }
+  (*media)->set_path(path);
   if (status.ok() && (*media)->granularity() != Granularity::kVolatile) {
     status = sync_folder_of(path);
   }
@@ -88,15 +98,32 @@ Status Store::open(const std::string& path, const StoreOptions& options,
     // A reader's, opened above.
   } else if (exists || stat(path.c_str(), &file) == 0) {
     RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &opened->media_));
+    if (options.create && S_ISCHR(file.st_mode) && is_blank(*opened->media_, options.slots)) {
+      RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
+    }
   } else {
     RETURN_IF_ERROR(create(path, options, &opened->media_));
   }
   opened->read_only_ = options.read_only;
-  if (Status status = opened->scan(); !status.ok()) {
-    return {status.code(), path + ": " + status.message()};
+  Status status = opened->scan();
+  if (status.ok() && !options.read_only) status = opened->settle_slots();
+  if (!status.ok()) return {status.code(), path + ": " + status.message()};
+  if (const uint64_t count = opened->unsafe_shutdowns(); count > 0) {
+    for (Version& version : opened->versions_) {
+      if (version.damage.ok()) continue;
+      version.damage = {version.damage.code(), version.damage.message() + "; its media has had " +
+                                                   std::to_string(count) +
+                                                   " unsafe shutdowns since the store was made"};
+    }
   }
   *store = std::move(opened);
   return {};
+}
+
+uint64_t Store::unsafe_shutdowns() const {
+  const std::optional<uint64_t> now = media_->unsafe_shutdowns();
+  const uint64_t before = header_.shutdowns;
+  return now && before != 0 && *now + 1 > before ? *now + 1 - before : 0;
 }
 
 Status Store::open(std::unique_ptr<Media> media, const StoreOptions& options, bool format_it,
@@ -106,6 +133,7 @@ Status Store::open(std::unique_ptr<Media> media, const StoreOptions& options, bo
   opened->read_only_ = options.read_only;
   if (format_it) RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
   RETURN_IF_ERROR(opened->scan());
+  if (!options.read_only) RETURN_IF_ERROR(opened->settle_slots());
   *store = std::move(opened);
   return {};
 }

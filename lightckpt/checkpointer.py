@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,11 +15,13 @@ from torch.optim import Optimizer
 
 from ._core import Info
 from .archive import Archiver
+from .decoration import Decoration
 from .driver import Driver, Stats
 from .errors import CheckpointError, CheckpointWarning, NotFoundError
 from .flight import Record
-from .hooks import glimpse_forward, optimizer_of, watch_forward, watch_optimizer, weakly
+from .hooks import glimpse_forward, watch_forward, watch_optimizer, weakly
 from .loop import Loop
+from .preempt import Preemption
 from .settings import Settings, make_run, open_store
 from .ticket import Ticket
 
@@ -106,7 +109,8 @@ class Checkpointer:
         self._step = 0
         self._resume: tuple[dict[str, Any], Any] | None = None  # until iterate takes it up
         self._loop: Loop | None = None
-        self._explicit = False  # iterate or mark has been used
+        self._decoration = Decoration(self._driver, weakly(self, Checkpointer._mark))
+        self._preemption = Preemption()
         self._owner = os.getpid()
         self._handles = [h for name in run.optimizers for h in self._watch(name)]
         # A long evaluation must not keep the last step from becoming durable.
@@ -117,8 +121,8 @@ class Checkpointer:
 
     def _watch(self, name: str) -> list[Any]:
         def before(this: Checkpointer, closure: bool) -> None:
-            if name in this._driver.run.given and this._is_pending():
-                this._update_again(closure)
+            if name in this._driver.run.given and this._decoration.is_pending():
+                this._decoration.update_again(closure)
             this._driver.before_update(name)
 
         def after(this: Checkpointer) -> None:
@@ -152,7 +156,7 @@ class Checkpointer:
         own = any(iterable is item for item in run.extras.values())
         loop = Loop(iterable, epochs=epochs, run=run, own_position=own)
         resume, self._resume = self._resume, None
-        self._explicit, self._loop = True, loop
+        self._decoration.explicit, self._loop = True, loop
         return self._iterate(loop.batches(resume))
 
     def _iterate(self, batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
@@ -165,19 +169,35 @@ class Checkpointer:
 
         Optimizers may step at once, their guards wait; other edits wait for ``Ticket.wait``.
         """
-        self._explicit = True
+        self._decoration.explicit = True
         return self._mark()
 
     def _mark(self) -> Ticket:
         self._check_open()
         self._step, self._resume = self._step + 1, None
-        if self._explicit:  # then generators count as they are here, not as the update left them
-            self._driver.early, self._driver.capture_early = None, False
+        self._decoration.give_way()
         state = self._loop.state if self._loop is not None else None
-        flight, skipped = self._driver.boundary(self._step, state)
+        asked = self._preemption.asked
+        flight, skipped = self._driver.boundary(self._step, state, anyway=asked)
         if self._archiver is not None and flight is not None:
             self._archiver.look(self._step)
+        if asked:
+            self._preemption.finish(self._driver)
         return Ticket(self._driver, self._step, flight, skipped)
+
+    def finish_on(self, *signals: int) -> None:
+        """Let *signals* end the run in order: SIGTERM, unless others are named.
+
+        When one comes, the iteration in progress goes on to its end. There its version is made,
+        due or not, and waited for; then the signal does what it would have done before this call:
+        end the process, nothing, or what a handler of yours does. ``close`` takes handlers out.
+
+        Raises:
+            ValueError: not called in the main thread, or a handler is not Python's.
+            OSError: a signal cannot be caught.
+        """
+        self._check_open()
+        self._preemption.watch(signals or (signal.SIGTERM,))
 
     def decorate(self, step: Any) -> Any:
         """Checkpoint after ``step``, an optimizer's step method, and return that same method.
@@ -191,16 +211,9 @@ class Checkpointer:
             TypeError: *step* is no optimizer's step method.
             ValueError: the optimizer, or every model, is unknown to this checkpointer.
         """
-        optimizer = optimizer_of(step)
-        run = self._driver.run
-        if all(optimizer is not known for known in run.optimizers.values()):
-            raise ValueError("this optimizer was not given to the Checkpointer: optimizer=")
-        if not run.models:
-            raise ValueError("decorating needs model=: its next forward call ends an iteration")
-        if not self._driver.capture_early:
-            self._driver.capture_early = True
-            forward = weakly(self, Checkpointer._entered)
-            self._handles += [watch_forward(model, forward) for model in run.models.values()]
+        if self._decoration.start(step):
+            forward, models = weakly(self, Checkpointer._entered), self._driver.run.models
+            self._handles += [watch_forward(model, forward) for model in models.values()]
         return step
 
     def _poll(self) -> None:
@@ -208,37 +221,7 @@ class Checkpointer:
             self._driver.poll()
 
     def _entered(self, model: nn.Module) -> None:
-        # In functional_call the model holds other tensors for a moment, so no iteration ends there.
-        ours = isinstance(next(model.parameters(), None), nn.Parameter | None)
-        if model.training and ours and self._is_pending():
-            self._end_decorated()
-
-    def _is_pending(self) -> bool:
-        """With decoration only: has an update come, and its iteration not ended yet?"""
-        driver = self._driver
-        decorated_only = driver.capture_early and not self._explicit
-        return decorated_only and driver.updated and not driver.in_step and not driver.store.closed
-
-    def _update_again(self, closure: bool) -> None:
-        if closure:  # nothing has called the model since the last update, and this one will
-            self._end_decorated()
-            return
-        warnings.warn(
-            "two updates without a forward call of a registered model in training mode between "
-            "them count as one iteration; if no such call comes, nothing is saved: use mark()",
-            CheckpointWarning,
-            stacklevel=5,
-        )
-
-    def _end_decorated(self) -> None:
-        driver = self._driver
-        own = driver.run.given
-        if len(own) > 1:
-            raise ValueError(
-                f"{len(own)} optimizers are registered ({', '.join(own)}), so the end of an "
-                "iteration cannot be told from their steps: use iterate() or mark()"
-            )
-        self._mark()
+        self._decoration.entered(model)
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -340,7 +323,7 @@ class Checkpointer:
         if driver.store.closed:
             return
         try:
-            if ended and self._is_pending():
+            if ended and self._decoration.is_pending():
                 self._mark()  # no forward will come to end the last iteration
             driver.land(anywhere=True)
             if self._archiver is not None:
@@ -351,6 +334,7 @@ class Checkpointer:
             atexit.unregister(self._at_exit)
             driver.flight = None
             driver.store.close()
+            self._preemption.release()
 
     def _end_quietly(self) -> None:
         """At interpreter exit: what has been copied becomes durable; errors only warn."""

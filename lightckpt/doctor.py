@@ -7,6 +7,7 @@ is there already is looked at, never touched. What would be different on better 
 import ctypes
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +24,12 @@ PROBE_BYTES = 64 << 20  # of the state that is written to measure; two versions 
 PROBE_BYTES_MIN = 1 << 20
 FREE_SHARE = 8  # at most one part in so many of the free space is taken for it
 WARM_VERSIONS, MEASURED_VERSIONS = 2, 3
-LIBRARIES = {"libpmem2.so.1": "libpmem2-1", "libpmemobj.so.1": "libpmemobj1"}
+# What PMDK adds: the Debian package that has it, and what is not there without it.
+LIBRARIES = {
+    "libpmem2.so.1": ("libpmem2-1", "bad blocks and unsafe shutdowns go unseen"),
+    "libpmemobj.so.1": ("libpmemobj1", "pypmemobj opens no pools"),
+    "pmempool": ("pmdk-tools", "such pools cannot be checked from a shell"),
+}
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 _DURABLE = "yes"
@@ -222,6 +228,9 @@ def _mount_of(folder: Path) -> tuple[str, str]:
 
 
 def _loads(library: str) -> bool:
+    """Is the library, or program, installed?"""
+    if ".so" not in library:
+        return shutil.which(library) is not None
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -254,8 +263,10 @@ def _advice(info: Info, filesystem: str, options: str, libraries: dict[str, bool
     if durability == "emulated":
         yield "emulation is for trying things: what it makes durable is not"
     if durability == "pmem":
-        missing = [LIBRARIES[name] for name, there in libraries.items() if not there]
+        missing = [name for name, there in libraries.items() if not there]
         if missing:
-            yield f"for deep flush and bad blocks install: apt-get install {' '.join(missing)}"
+            packages = " ".join(LIBRARIES[name][0] for name in missing)
+            lacks = "; ".join(f"{LIBRARIES[name][1]} ({name})" for name in missing)
+            yield f"{lacks}: apt-get install {packages} (libpmem2-1 is libpmem2 on Debian 12)"
     if info.media is Media.HEAP:
         yield "a store in this process's memory survives nothing"

@@ -115,7 +115,7 @@ class Driver:
                 if flight.dropped:
                     self._plan = None
             except CheckpointError as error:
-                self._failed(error)
+                self.failed(error)
             self.stats.guard_seconds += time.perf_counter() - begin
 
     def after_update(self, name: str) -> None:
@@ -136,18 +136,18 @@ class Driver:
                 try:
                     self.flight.poll()
                 except CheckpointError as error:
-                    self._failed(error)
+                    self.failed(error)
 
     # -- boundaries ----------------------------------------------------------------------------
 
-    def boundary(self, step: int, loop: Any) -> tuple[Flight | None, str]:
+    def boundary(self, step: int, loop: Any, *, anyway: bool = False) -> tuple[Flight | None, str]:
         """End iteration *step*: start its version, or say why none was made."""
         with self.lock:
             self._thread = threading.get_ident()
             begin = time.perf_counter()
             self._measure(begin)
             self.stats.iterations += 1
-            flight, skipped = None, self._reason_to_skip(step)
+            flight, skipped = None, self._reason_to_skip(step, anyway)
             try:
                 if not skipped:
                     skipped = self._make_room()
@@ -156,7 +156,7 @@ class Driver:
                     flight = self._start(step, loop)
             except CheckpointError as error:
                 skipped = str(error)
-                self._failed(error)
+                self.failed(error)
             self.early = None
             self._forget_updates()
             self.stats.skipped += bool(skipped)
@@ -165,9 +165,11 @@ class Driver:
             self.stats.boundary_seconds += self._began - begin
             return flight, skipped
 
-    def _reason_to_skip(self, step: int) -> str:
+    def _reason_to_skip(self, step: int, anyway: bool) -> str:
         if not self.updated and not self._changed_unseen():
             return "nothing was updated since the last boundary"
+        if anyway:
+            return ""
         if self.tuner is not None:
             if not self._learning and not self.tuner.is_due():
                 return f"not due: {self.tuner.choice.why}"
@@ -367,7 +369,8 @@ class Driver:
             self._forget_updates()
             self._carried, self._began = "", 0.0
 
-    def _failed(self, error: CheckpointError) -> None:
+    def failed(self, error: CheckpointError) -> None:
+        """Keep *error* for ``wait`` and ``close``; warn of it, or raise it if that is wanted."""
         self.error = self.error or error
         if self.flight is not None and self.flight.dropped:
             self.flight = None

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 
-def weakly(owner: Any, method: Callable[..., None]) -> Callable[..., None]:
+def weakly(owner: Any, method: Callable[..., object]) -> Callable[..., None]:
     """Return a function that calls *method* on *owner* while that lives, in this process only."""
     this, process = weakref.ref(owner), os.getpid()
 

@@ -184,3 +184,14 @@ def test_the_file_system_is_that_of_the_deepest_mount(folder):
 def test_a_library_that_is_not_there_is_not_found():
     assert not doctor._loads("libno-such-thing.so.1")
     assert doctor._loads("libc.so.6")
+    assert not doctor._loads("no-such-program")
+    assert doctor._loads("sh")
+
+
+@pytest.mark.parametrize("missing", doctor.LIBRARIES)
+def test_of_a_library_that_is_missing_it_says_what_is_not_there_without_it(missing):
+    info = INFO._replace(media=Media.PMEM, granularity=Granularity.CACHE_LINE)
+    found = {name: name != missing for name in doctor.LIBRARIES}
+    (advice,) = doctor._advice(info, "xfs", "dax", found)
+    package, lost = doctor.LIBRARIES[missing]
+    assert f"{lost} ({missing}): apt-get install {package} (" in advice

@@ -1,6 +1,7 @@
 """Standings of extents: probation, streaming, and the way back, as plain bookkeeping."""
 
 import pytest
+
 from lightckpt.trust import (
     PROBATION_VERSIONS,
     RECHECKED_VERSIONS,

@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Protocol
@@ -70,12 +71,12 @@ class ForkedLife(Life):
 class Zygote:
     """The parent's side."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, script: Path = HERE / "zygote.py") -> None:
         self._log = log
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
         with theirs, log.open("wb") as stderr:
-            self._process = _python("zygote.py", theirs.fileno(), stderr)
+            self._process = _python(script, theirs.fileno(), stderr)
         try:
             self._answer()
         except BaseException:
@@ -128,32 +129,28 @@ class FreshProcesses:
     def spawn(self) -> FreshLife:
         ours, theirs = Pipe()
         with theirs, self._log.open("ab") as stderr:
-            process = _python("victim.py", theirs.fileno(), stderr)
+            process = _python(HERE / "victim.py", theirs.fileno(), stderr)
         return FreshLife(process, ours)
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-4000:]
 
 
-def _python(script: str, fd: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def _python(script: Path, fd: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, str(HERE / script), str(fd)],
+        [sys.executable, str(script), str(fd)],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stderr=stderr,
-        env={**os.environ, **ONE_THREAD},
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 
 # The zygote's side.
 
 
-def serve(control: socket.socket) -> None:
-    import victim
-
-    importlib.import_module("torch._dynamo")  # for the case that compiles its model
-    importlib.import_module("lightckpt.checkpointer")
-
+def serve(control: socket.socket, live: Callable[[Connection], None]) -> None:
+    """Fork children that run *live*, until the other side closes. Imports are the caller's."""
     faulthandler.enable()
     children: set[int] = set()
     control.send(json.dumps(None).encode())
@@ -163,7 +160,7 @@ def serve(control: socket.socket) -> None:
             break
         command, *arguments = json.loads(packet)
         if command == "spawn":
-            pid = _fork(fds[0], control, victim.live)
+            pid = _fork(fds[0], control, live)
             children.add(pid)
             answer: int | None = pid
         else:
@@ -176,7 +173,7 @@ def serve(control: socket.socket) -> None:
     os._exit(0)  # an orderly end of all that was imported takes seconds
 
 
-def _fork(fd: int, control: socket.socket, live) -> int:
+def _fork(fd: int, control: socket.socket, live: Callable[[Connection], None]) -> int:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: a fork would lose all but one"
     pid = os.fork()
@@ -208,4 +205,8 @@ def _reap(pid: int, seconds: float) -> int | None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    import victim
+
+    importlib.import_module("torch._dynamo")  # for the case that compiles its model
+    importlib.import_module("lightckpt.checkpointer")
+    serve(socket.socket(fileno=int(sys.argv[1])), victim.live)
