@@ -151,15 +151,14 @@ Status FileMedia::identify(MediaKind want) {
   if (fstatfs(fd_, &volume) != 0) return from_errno("cannot stat the file system of " + path_);
   if (size_ == 0) return {Code::kFormat, path_ + " is empty: it was never a store"};
 
-  bool dax = false;
-  if (device_) {
-    // No page cache to bypass, so no MAP_SYNC; but there is volatile memory behind such nodes too.
-    dax = sysfs_of(file).find("/ndbus") != std::string::npos;
-  } else {
-    void* probe = mmap(nullptr, kPage, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, fd_, 0);
-    dax = probe != MAP_FAILED;
-    if (dax) munmap(probe, kPage);
-  }
+  // In whole units, of which one is what a device DAX node maps at the least.
+  constexpr int kSynced = MAP_SHARED_VALIDATE | MAP_SYNC;
+  void* probe = mmap(nullptr, unit_, PROT_READ, kSynced, fd_, 0);
+  const bool takes_sync = probe != MAP_FAILED;
+  if (takes_sync) munmap(probe, unit_);
+  // A device has no page cache to bypass, so the flag says nothing of it and may be refused; but
+  // there is volatile memory behind such nodes too.
+  const bool dax = device_ ? sysfs_of(file).find("/ndbus") != std::string::npos : takes_sync;
   const bool in_memory = device_ || volume.f_type == TMPFS_MAGIC || volume.f_type == RAMFS_MAGIC ||
                          volume.f_type == HUGETLBFS_MAGIC;
   if (want == MediaKind::kPmem && !dax) {
@@ -174,8 +173,7 @@ Status FileMedia::identify(MediaKind want) {
   if (want == MediaKind::kFile) kind_ = MediaKind::kFile;
   if (want == MediaKind::kEmulated) kind_ = MediaKind::kEmulated;
   emulated_ = want == MediaKind::kEmulated && !dax;
-  map_flags_ =
-      dax && !device_ && kind_ == MediaKind::kPmem ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+  map_flags_ = takes_sync && kind_ == MediaKind::kPmem ? kSynced : MAP_SHARED;
   // Without a reservation of memory for copies of all pages, of which a reader makes few or none.
   // A device has no private mappings: its readers cannot write to copies of their own.
   if (read_only_ && !device_) map_flags_ = MAP_PRIVATE | MAP_NORESERVE;
