@@ -27,7 +27,7 @@ PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test quick soak fsdax lint format tsan crash bench clean
+.PHONY: help setup build demo test quick soak fsdax lint format tsan bench clean
 .PHONY: python-ready tests-ready
 
 help:
@@ -67,10 +67,6 @@ lint: setup ## style, types, layout, and the rules in tests/test_tidy.py
 format: setup ## lay out Python and C++
 	$(BIN)/ruff format $(PYTHON_DIRS)
 	$(BIN)/clang-format -i $(FORMATTED)
-
-crash: setup ## every image that a power cut may leave of a small store; about a minute
-	$(call cmake_build,release,)
-	build/release/crash_check
 
 tsan: setup ## the C++ tests under ThreadSanitizer
 	$(call cmake_build,tsan,thread)
