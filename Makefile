@@ -27,7 +27,7 @@ PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test quick soak fsdax lint format tsan bench clean
+.PHONY: help setup build demo test quick soak fsdax lint format tsan crash bench clean
 .PHONY: python-ready tests-ready
 
 help:
@@ -71,6 +71,10 @@ format: setup ## lay out Python and C++
 tsan: setup ## the C++ tests under ThreadSanitizer
 	$(call cmake_build,tsan,thread)
 	$(call ctest,tsan)
+
+crash: setup ## every image that a power cut may leave of a small store; about a minute
+	$(call cmake_build,release,)
+	build/release/crash_check
 
 bench: $(INSTALLED) ## measure the engine; appends a line to bench/results/engine.ndjson
 	$(BIN)/python bench/engine.py
