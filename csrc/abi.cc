@@ -15,8 +15,11 @@ extern "C" {
 #include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <shared_mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine.h"
@@ -28,9 +31,13 @@ using lightckpt::Status;
 using lightckpt::Store;
 using lightckpt::Version;
 
+// Outlives its engine: a call that comes late, or at the same moment as close, finds it closed.
 struct lckpt_store {
   std::unique_ptr<Engine> engine;
   pid_t owner;
+  std::shared_mutex running;          // shared by calls, alone by close
+  std::atomic<bool> closing = false;  // else calls that follow one another could keep close out
+  lckpt_store* older = nullptr;       // of the closed ones, for whoever looks for leaks
 };
 
 namespace {
@@ -42,6 +49,8 @@ static_assert(offsetof(lckpt_span, extent) == offsetof(lightckpt::Span, extent))
 
 thread_local std::string last_message;
 
+std::atomic<lckpt_store*> closed_stores = nullptr;
+
 int code_of(const Status& status) {
   last_message = status.message();
   return static_cast<int>(status.code());
@@ -50,12 +59,16 @@ int code_of(const Status& status) {
 // Runs `body` on an open store of this process, or not at all.
 template <typename Body>
 int with_engine(lckpt_store* store, Body body) noexcept {
-  if (store == nullptr) return code_of({Code::kInvalid, "the store is closed"});
+  const Status closed(Code::kInvalid, "the store is closed");
+  if (store == nullptr) return code_of(closed);
   if (store->owner != getpid()) {
     return code_of({Code::kInvalid, "the store was opened by process " +
                                         std::to_string(store->owner) +
                                         "; in a forked child it is inert"});
   }
+  if (store->closing) return code_of(closed);
+  std::shared_lock lock(store->running);
+  if (store->engine == nullptr) return code_of(closed);
   try {
     return code_of(body(*store->engine));
   } catch (const std::exception&) {  // bad_alloc, or more than a vector can ever hold
@@ -96,7 +109,7 @@ Status open_engine(const char* path, const lckpt_options& options, lckpt_store**
   RETURN_IF_ERROR(Store::open(path, wanted, &opened));
   const uint32_t workers = options.workers != 0 ? options.workers : usable_cores();
   auto engine = std::make_unique<Engine>(std::move(opened), workers);
-  *store = new lckpt_store{std::move(engine), getpid()};
+  *store = new lckpt_store{std::move(engine), getpid(), {}, {}, {}};
   return {};
 }
 
@@ -156,9 +169,12 @@ int lckpt_open(const char* path, const lckpt_options* options, lckpt_store** sto
 
 int lckpt_close(lckpt_store** store) {
   if (store == nullptr || *store == nullptr) return LCKPT_OK;
+  lckpt_store* const handle = std::exchange(*store, nullptr);
   // A forked child has no workers to join, and must not unmap or unlock what its parent uses.
-  if ((*store)->owner == getpid()) delete *store;
-  *store = nullptr;
+  if (handle->owner != getpid() || handle->closing.exchange(true)) return LCKPT_OK;
+  std::unique_lock lock(handle->running);
+  handle->engine.reset();
+  handle->older = closed_stores.exchange(handle);
   return LCKPT_OK;
 }
 

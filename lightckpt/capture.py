@@ -271,3 +271,21 @@ def walk_run(run: Run) -> Walk:
     for leaf in _in_update_order(run, held, states):
         walk.add(leaf)
     return walk
+
+
+def scaler_states(run: Run) -> dict[str, Any]:
+    """Return the scalers' states by name, to see whether one has changed."""
+    return {name: dict(scaler.state_dict()) for name, scaler in run.scalers.items()}
+
+
+def update_counters(run: Run, name: str) -> list[int]:
+    """Return the version counters of what optimizer *name* updates."""
+    return [p._version for group in run.optimizers[name].param_groups for p in group["params"]]
+
+
+def swaps_weights(run: Run, name: str) -> bool:
+    """Does optimizer *name* exchange weights between steps, as schedule-free ones do?"""
+    optimizer = run.optimizers[name]
+    return callable(getattr(optimizer, "train", None)) and callable(
+        getattr(optimizer, "eval", None)
+    )

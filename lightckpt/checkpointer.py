@@ -173,17 +173,19 @@ class Checkpointer:
         return self._mark()
 
     def _mark(self) -> Ticket:
-        self._check_open()
-        self._step, self._resume = self._step + 1, None
-        self._decoration.give_way()
-        state = self._loop.state if self._loop is not None else None
-        asked = self._preemption.asked
-        flight, skipped = self._driver.boundary(self._step, state, anyway=asked)
-        if self._archiver is not None and flight is not None:
-            self._archiver.look(self._step)
+        with self._driver.lock:
+            self._check_open()
+            self._step, self._resume = self._step + 1, None
+            self._decoration.give_way()
+            state = self._loop.state if self._loop is not None else None
+            asked = self._preemption.asked
+            flight, skipped = self._driver.boundary(self._step, state, anyway=asked)
+            ticket = Ticket(self._driver, self._step, flight, skipped)
+            if self._archiver is not None and flight is not None:
+                self._archiver.look(self._step)
         if asked:
             self._preemption.finish(self._driver)
-        return Ticket(self._driver, self._step, flight, skipped)
+        return ticket
 
     def finish_on(self, *signals: int) -> None:
         """Let *signals* end the run in order: SIGTERM, unless others are named.
@@ -320,21 +322,21 @@ class Checkpointer:
     def _close(self, *, ended: bool) -> None:
         """Close; *ended* says that training came to the end of an iteration, not to an error."""
         driver = self._driver
-        if driver.store.closed:
-            return
-        try:
-            if ended and self._decoration.is_pending():
-                self._mark()  # no forward will come to end the last iteration
-            driver.land(anywhere=True)
-            if self._archiver is not None:
-                self._archiver.close()
-        finally:
-            for handle in self._handles:
-                handle.remove()
-            atexit.unregister(self._at_exit)
-            driver.flight = None
-            driver.store.close()
-            self._preemption.release()
+        with driver.lock:
+            if driver.store.closed:
+                return
+            try:
+                if ended and self._decoration.is_pending():
+                    self._mark()  # no forward will come to end the last iteration
+                driver.land(anywhere=True)
+                if self._archiver is not None:
+                    self._archiver.close()
+            finally:
+                for handle in self._handles:
+                    handle.remove()
+                atexit.unregister(self._at_exit)
+                driver.release()
+                self._preemption.release()
 
     def _end_quietly(self) -> None:
         """At interpreter exit: what has been copied becomes durable; errors only warn."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from ._core import Store, Version
 from .arithmetic import settle_arithmetic
-from .capture import Run
+from .capture import Run, scaler_states, swaps_weights, update_counters
 from .collect import capture_early, collect_host
 from .errors import (
     CheckpointError,
@@ -39,6 +39,7 @@ from .structure import Structure
 from .trust import Standing, Trust
 
 TIMELINE_MAX = 4096
+_LOOK_SECONDS = 0.5  # how often who waits looks whether the training thread is still there
 MADE_BY = f"lightckpt {version_of('lightckpt')}"
 
 
@@ -65,7 +66,7 @@ class Driver:
         self.store, self.run, self.settings = store, run, settings
         self.lock = threading.RLock()
         self._landed = threading.Condition(self.lock)  # told when a flight has ended
-        self._thread = threading.get_ident()  # of the last boundary
+        self._thread = threading.current_thread()  # of the last boundary
         self.stats = Stats()
         self.timeline: deque[Record] = deque(maxlen=TIMELINE_MAX)
         self.trust = Trust()
@@ -131,7 +132,7 @@ class Driver:
     def poll(self) -> None:
         """Commit what has been copied, if it is a moment when nothing changes tensors."""
         with self.lock:
-            at_home = threading.get_ident() == self._thread
+            at_home = threading.current_thread() is self._thread
             if self.flight is not None and at_home and not self.in_step:
                 try:
                     self.flight.poll()
@@ -143,7 +144,7 @@ class Driver:
     def boundary(self, step: int, loop: Any, *, anyway: bool = False) -> tuple[Flight | None, str]:
         """End iteration *step*: start its version, or say why none was made."""
         with self.lock:
-            self._thread = threading.get_ident()
+            self._thread = threading.current_thread()
             begin = time.perf_counter()
             self._measure(begin)
             self.stats.iterations += 1
@@ -188,9 +189,11 @@ class Driver:
         run = self.run
         if not run.optimizers or run.grads:
             return True
-        if run.scalers and self._scalers != _scaler_states(run):
+        if run.scalers and self._scalers != scaler_states(run):
             return True
-        return any(self._counters.get(name) != _counters(run, name) for name in self._silent())
+        return any(
+            self._counters.get(name) != update_counters(run, name) for name in self._silent()
+        )
 
     def _silent(self) -> list[str]:
         return [name for name in self.run.optimizers if name not in self._fired]
@@ -201,8 +204,8 @@ class Driver:
             if order != self._fired:
                 self._fired, self._plan = order, None
         self._firing, self.updated = [], False
-        self._scalers = _scaler_states(self.run) if self.run.scalers else None
-        self._counters = {name: _counters(self.run, name) for name in self._silent()}
+        self._scalers = scaler_states(self.run) if self.run.scalers else None
+        self._counters = {name: update_counters(self.run, name) for name in self._silent()}
 
     def _make_room(self) -> str:
         """Land the version before, or with ``busy="drop"`` give it up if it is not copied yet."""
@@ -253,7 +256,7 @@ class Driver:
         mode = "stop" if mode == "stop" else "overlap"
         if self._plan is None or structure.moved or self._plan.mode != mode:
             # Only an optimizer whose guard was seen to fire can hold an update back.
-            guarded = [name for name in self._fired if not _swaps_weights(self.run, name)]
+            guarded = [name for name in self._fired if not swaps_weights(self.run, name)]
             self._plan = Plan(structure, self.trust, guarded, mode)
         self._learning = any(ly.standing is Standing.PROBATION for ly in self._plan.layers)
         record = Record(step, mode)
@@ -280,8 +283,8 @@ class Driver:
         """Wait until the version in flight is durable; return the newest durable step.
 
         The comparison belongs to the thread that trains: on another, an edit that is being made
-        may not show yet. So other threads wait for that one to get there, unless *anywhere* says
-        that training is over.
+        may not show yet. So other threads wait for that one to get there while it lives, unless
+        *anywhere* says that training is over.
 
         Raises:
             CheckpointError: an error was kept, or this version could not be made durable.
@@ -291,10 +294,8 @@ class Driver:
             try:
                 if flight is None:
                     pass
-                elif anywhere or threading.get_ident() == self._thread:
+                elif anywhere or self._await_landing(flight, timeout):
                     self._land(flight, timeout)
-                else:
-                    self._await_landing(flight, timeout)
             except CheckpointError as error:
                 self.error = self.error or error
             kept, self.error = self.error, None
@@ -302,13 +303,28 @@ class Driver:
                 raise kept
             return self.durable_step
 
-    def _await_landing(self, flight: Flight, timeout: float | None) -> None:
+    def _await_landing(self, flight: Flight, timeout: float | None) -> bool:
+        """Wait until the training thread has landed *flight*; True if there is none but this."""
         limit = self.settings.timeout if timeout is None else timeout
-        if not self._landed.wait_for(lambda: self.flight is not flight, limit):
-            raise WaitTimeoutError(
-                f"step {flight.step} is not durable after {limit} s: the training thread has "
-                "reached neither an update nor a boundary"
-            )
+        deadline = time.monotonic() + limit
+        while self.flight is flight:
+            # One that has ended without a word, as threads do, edits nothing any more.
+            if threading.current_thread() is self._thread or not self._thread.is_alive():
+                return True
+            if (left := deadline - time.monotonic()) <= 0:
+                raise WaitTimeoutError(
+                    f"step {flight.step} is not durable after {limit} s: the training thread has "
+                    "reached neither an update nor a boundary"
+                )
+            self._landed.wait(min(left, _LOOK_SECONDS))
+        return False
+
+    def release(self) -> None:
+        """Close the store, once nothing is to become durable any more; waiters are told."""
+        with self.lock:
+            self.flight = None
+            self._landed.notify_all()
+            self.store.close()
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -379,19 +395,3 @@ class Driver:
         if self.settings.on_error == "raise":
             raise error
         warnings.warn(f"a checkpoint failed: {error}", CheckpointWarning, 3)
-
-
-def _scaler_states(run: Run) -> dict[str, Any]:
-    return {name: dict(scaler.state_dict()) for name, scaler in run.scalers.items()}
-
-
-def _counters(run: Run, name: str) -> list[int]:
-    return [p._version for group in run.optimizers[name].param_groups for p in group["params"]]
-
-
-def _swaps_weights(run: Run, name: str) -> bool:
-    """Does this optimizer exchange weights between steps, as schedule-free ones do?"""
-    optimizer = run.optimizers[name]
-    return callable(getattr(optimizer, "train", None)) and callable(
-        getattr(optimizer, "eval", None)
-    )

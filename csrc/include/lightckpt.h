@@ -109,7 +109,9 @@ const char* lckpt_errmsg(void);
 /* Opening never formats: with LCKPT_CREATE a missing path becomes a new store, nothing else does.
  */
 int lckpt_open(const char* path, const lckpt_options* options, lckpt_store** store);
-/* Stops the workers; an attempt that was not committed is dropped. No other call may be running. */
+/* Waits for calls that other threads are in, then stops the workers; an attempt that was not
+   committed is dropped. Calls that come later find the store closed: what is left of a handle is
+   some hundred bytes, kept for them until the process ends. */
 int lckpt_close(lckpt_store** store);
 int lckpt_stat(lckpt_store* store, lckpt_info* info);
 

@@ -4,6 +4,7 @@
 // byte for byte the same afterwards; and a child that calls everything on what it inherited.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <fstream>
 #include <thread>
@@ -227,6 +228,30 @@ TEST_F(Abi, a_second_close_is_harmless) {
   EXPECT_EQ(store, nullptr);
   EXPECT_EQ(lckpt_close(&store), LCKPT_OK);
   for (int code : call_everything(store)) EXPECT_EQ(code, LCKPT_E_INVALID);
+}
+
+TEST_F(Abi, close_waits_for_the_calls_of_other_threads_and_later_ones_find_it_closed) {
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_TRUE(says(open(LCKPT_CREATE, &store), LCKPT_OK));
+    save(1);
+    lckpt_store* const handle = store;
+    std::atomic<int> looked = 0;
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&, handle] {
+        lckpt_info info = {};
+        int code = LCKPT_OK;
+        for (; code == LCKPT_OK; ++looked) code = lckpt_stat(handle, &info);
+        EXPECT_TRUE(says(code, LCKPT_E_INVALID, "the store is closed"));
+      });
+    }
+    while (looked < 10) std::this_thread::yield();
+    EXPECT_EQ(lckpt_close(&store), LCKPT_OK);
+    EXPECT_EQ(store, nullptr);
+    threads.clear();
+    lckpt_store* again = handle;
+    EXPECT_EQ(lckpt_close(&again), LCKPT_OK);
+  }
 }
 
 TEST_F(Abi, open_needs_a_path_options_and_a_place_for_the_handle) {
