@@ -60,7 +60,7 @@ soak: setup ## kill trainers ROUNDS times; two minutes for 2000
 lint: setup ## style, types, layout, and the rules in tests/test_tidy.py
 	$(BIN)/ruff check $(PYTHON_DIRS)
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
-	$(BIN)/mypy --strict lightckpt
+	$(BIN)/mypy --strict lightckpt bindings/pypmemobj
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 

@@ -8,6 +8,7 @@ ARCHITECTURE.md, so a new file is one line there, and none here.
 import ast
 import graphlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "lightckpt"
+BINDING = ROOT / "bindings" / "pypmemobj"
 CORE = ROOT / "csrc"
 
 FUNCTION_LINES_MAX = 70
@@ -213,6 +215,13 @@ def test_the_core_loads_without_torch(path):
     assert not torch, f"{path.name} imports {torch[0]} as it loads"
 
 
+@each([path for path in PYTHON if path.is_relative_to(BINDING)])
+def test_the_binding_of_libpmemobj_stands_alone(path):
+    roots = {name.split(".")[0] for name in imported_names(path, parse(path))}
+    others = roots - sys.stdlib_module_names - {"bindings", "cffi"}  # the first: relative ones
+    assert not others, f"{path.name} imports {others}"
+
+
 @each(CORE_FILES)
 def test_includes_stand_before_the_file(path):
     order = [stem for row in CORE_LAYERS for stem in row]
@@ -332,9 +341,10 @@ def called_names(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, spelled.get(first, first) + dot + rest
 
 
-@each(MODULES)
+@each(MODULES + [path for path in PYTHON if path.is_relative_to(BINDING)])
 def test_no_banned_calls(path):
-    banned = {name for name, allowed in BANNED_CALLS.items() if top_of(path) not in allowed}
+    own = top_of(path) if path in MODULES else BINDING.name
+    banned = {name for name, allowed in BANNED_CALLS.items() if own not in allowed}
     found = [f"line {line} calls {name}" for line, name in called_names(path) if name in banned]
     assert not found, "; ".join(found)
 
