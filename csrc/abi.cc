@@ -95,6 +95,12 @@ Status open_engine(const char* path, const lckpt_options& options, lckpt_store**
     return {Code::kInvalid, "there is no media " + std::to_string(options.media)};
   }
   wanted.media = static_cast<lightckpt::MediaKind>(options.media);
+  if (options.catalog > LCKPT_CATALOG_PMEMOBJ) {
+    return {Code::kInvalid, "there is no catalog " + std::to_string(options.catalog)};
+  }
+  if (options.catalog != LCKPT_CATALOG_AUTO) {
+    wanted.catalog = static_cast<lightckpt::CatalogKind>(options.catalog - LCKPT_CATALOG_LINES);
+  }
   if (options.slots != 0) wanted.slots = options.slots;
   if (wanted.slots < lightckpt::kSlotsMin || wanted.slots > lightckpt::kSlotsMax) {
     return {Code::kInvalid, std::to_string(wanted.slots) + " slots; a store has " +
@@ -192,6 +198,7 @@ int lckpt_stat(lckpt_store* store, lckpt_info* info) {
     info->slots = engine.store().header().slot_count;
     info->workers = engine.workers();
     info->flush_method = static_cast<uint32_t>(media.flush_method());
+    info->catalog = LCKPT_CATALOG_LINES + engine.store().header().catalog;
     info->commits = counters.commits;
     info->drops = counters.drops;
     info->bytes_persisted = counters.bytes_persisted;

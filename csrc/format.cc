@@ -28,12 +28,12 @@ bool within(const Media& media, uint64_t offset, uint64_t bytes) {
   return offset <= media.size() && bytes <= media.size() - offset;
 }
 
+}  // namespace
+
 Status damaged(const Slot& slot, const std::string& what) {
   return {Code::kFormat, "version " + std::to_string(slot.version) + " (step " +
                              std::to_string(slot.step) + "): " + what};
 }
-
-}  // namespace
 
 Layout Layout::of(std::vector<uint64_t> extent_bytes, uint64_t record_capacity) {
   Layout layout;
@@ -53,7 +53,7 @@ Layout Layout::of(std::vector<uint64_t> extent_bytes, uint64_t record_capacity) 
 }
 
 Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns,
-                     uint64_t shutdowns) {
+                     uint64_t shutdowns, uint32_t catalog) {
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof(header.magic));
   header.format = kFormat;
@@ -62,6 +62,7 @@ Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_un
   header.chunk_bytes = kChunkBytes;
   header.created_unix_ns = created_unix_ns;
   header.shutdowns = shutdowns;
+  header.catalog = catalog;
   header.crc = crc_of_line(header);
   return header;
 }
@@ -110,6 +111,10 @@ Status decode_header(const Media& media, Header* header) {
     return {Code::kFormat, "the store has format " + std::to_string(header->format) +
                                "; this lightckpt reads format " + std::to_string(kFormat)};
   }
+  if (header->catalog > 1) {
+    return {Code::kFormat, "the store's header names catalog " + std::to_string(header->catalog) +
+                               ", which this lightckpt does not know"};
+  }
   if (header->slot_count < kSlotsMin || header->slot_count > kSlotsMax ||
       header->chunk_bytes != kChunkBytes || heap_offset(header->slot_count) > media.size()) {
     return {Code::kFormat, "the store's header asks for " + std::to_string(header->slot_count) +
@@ -119,22 +124,19 @@ Status decode_header(const Media& media, Header* header) {
   return {};
 }
 
-bool decode_slot(const Media& media, const Header& header, uint32_t index, Slot* slot) {
-  std::memcpy(slot, media.view() + slot_offset(index), sizeof(*slot));
-  return slot->crc == crc_of_line(*slot) && slot->store_id == header.store_id;
+bool is_slot(const Header& header, const Slot& slot) {
+  return slot.crc == crc_of_line(slot) && slot.store_id == header.store_id && slot.version != 0;
 }
 
-Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Bytes* blob) {
-  const uint64_t bytes = slot.manifest_bytes;
-  if (!within(media, slot.manifest_offset, bytes) || bytes < sizeof(ManifestHead)) {
-    return damaged(slot, "its manifest lies outside the store");
-  }
-  const std::byte* manifest = media.view() + slot.manifest_offset;
-  if (crc32c(0, manifest, bytes) != slot.manifest_crc) {
+Status decode_manifest(const Media& media, const Slot& slot, Bytes manifest, Layout* layout,
+                       Bytes* blob) {
+  const uint64_t bytes = manifest.size();
+  if (bytes < sizeof(ManifestHead)) return damaged(slot, "its manifest is too short");
+  if (crc32c(0, manifest.data(), bytes) != slot.manifest_crc) {
     return damaged(slot, "the checksum of its manifest is wrong");
   }
   ManifestHead head;
-  std::memcpy(&head, manifest, sizeof(head));
+  std::memcpy(&head, manifest.data(), sizeof(head));
   const uint64_t table_bytes = uint64_t{head.extent_count} * sizeof(uint64_t);
   if (head.magic != kManifestMagic || head.store_id != slot.store_id ||
       head.extent_count > kExtentsMax || table_bytes > bytes - sizeof(head) ||
@@ -142,7 +144,7 @@ Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Byt
     return damaged(slot, "its manifest contradicts itself");
   }
   std::vector<uint64_t> extents(head.extent_count);
-  if (table_bytes > 0) std::memcpy(extents.data(), manifest + sizeof(head), table_bytes);
+  if (table_bytes > 0) std::memcpy(extents.data(), manifest.data() + sizeof(head), table_bytes);
   // What is left of the media, so that no sum can overflow.
   uint64_t left = media.size();
   const auto fits = [&](uint64_t part) { return part <= left && (left -= part, true); };
@@ -150,11 +152,23 @@ Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Byt
     return damaged(slot, "its area is larger than the store");
   }
   *layout = Layout::of(std::move(extents), head.record_capacity);
-  if (layout->area_bytes != head.area_bytes || slot.record_offset % kPageBytes != 0 ||
-      !within(media, slot.record_offset, layout->area_bytes)) {
+  if (layout->area_bytes != head.area_bytes) {
+    return damaged(slot, "its area has another size than its extents");
+  }
+  *blob = manifest.subspan(sizeof(head) + table_bytes, head.blob_bytes);
+  return {};
+}
+
+// What lies over a slot would be changed by the commit that takes it.
+Status check_place(const Media& media, const Header& header, const Slot& slot,
+                   const Layout& layout) {
+  if (slot.record_offset < heap_offset(header.slot_count)) {
+    return damaged(slot, "its area lies over the store's slots");
+  }
+  if (slot.record_offset % kPageBytes != 0 ||
+      !within(media, slot.record_offset, layout.area_bytes)) {
     return damaged(slot, "its area lies outside the store");
   }
-  *blob = Bytes(manifest + sizeof(head) + table_bytes, head.blob_bytes);
   return {};
 }
 

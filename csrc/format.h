@@ -25,6 +25,9 @@ inline constexpr uint64_t kChunkBytes = 1 << 20;  // the unit of work and of che
 inline constexpr uint64_t kExtentAlign = 256;     // Optane writes in units of 256 bytes
 inline constexpr uint32_t kSlotsMin = 4, kSlotsMax = 64;
 inline constexpr uint32_t kExtentsMax = 1u << 28;
+// No slot has version 0: it names the attempt in flight. The last numbers are given to no other.
+inline constexpr uint64_t kVersionMax = UINT64_MAX;
+inline constexpr uint32_t kGenerationMax = UINT32_MAX;
 // More than a record's checksums can cover, and so few that no sum of extents overflows.
 inline constexpr uint64_t kExtentBytesMax = uint64_t{1} << 48;
 
@@ -37,7 +40,7 @@ struct Header {
   uint64_t created_unix_ns;
   uint64_t shutdowns;  // the media's unsafe ones when the store was made, plus one; 0: not known
   uint64_t zero;
-  uint32_t zero_too;
+  uint32_t catalog;  // CatalogKind: where the slots are
   uint32_t crc;
 };
 
@@ -104,10 +107,10 @@ constexpr uint64_t record_table_end(uint64_t chunk_count) {
   return round_up(sizeof(RecordHead) + chunk_count * sizeof(uint32_t), 64);
 }
 
-// A new store's header page, with `shutdowns` as in the header; `encode_slot` fills in the checksum
-// of a slot's other fields.
+// A new store's header page, with `shutdowns` and `catalog` as in the header; `encode_slot` fills
+// in the checksum of a slot's other fields.
 Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_unix_ns,
-                     uint64_t shutdowns = 0);
+                     uint64_t shutdowns = 0, uint32_t catalog = 0);
 Slot encode_slot(Slot slot);
 std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, Bytes blob);
 // Head and checksum table, padded to where the host state begins.
@@ -115,8 +118,15 @@ std::vector<std::byte> encode_record(const RecordHead& head, const std::vector<u
 
 // Each checks before it trusts, and says in words what is wrong.
 Status decode_header(const Media& media, Header* header);
-bool decode_slot(const Media& media, const Header& header, uint32_t index, Slot* slot);
-Status decode_manifest(const Media& media, const Slot& slot, Layout* layout, Bytes* blob);
+bool is_slot(const Header& header, const Slot& slot);
+// `manifest` is what the slot names; `blob` points into it.
+Status decode_manifest(const Media& media, const Slot& slot, Bytes manifest, Layout* layout,
+                       Bytes* blob);
+// Whether the slot's area lies where it may: in the media, and not over header or slots.
+Status check_place(const Media& media, const Header& header, const Slot& slot,
+                   const Layout& layout);
+// What is wrong with a version, in a message that names it.
+Status damaged(const Slot& slot, const std::string& what);
 // `table` and `host` point into the media.
 Status decode_record(const Media& media, const Slot& slot, const Layout& layout,
                      const uint32_t** table, Bytes* host);

@@ -6,50 +6,18 @@
 #include "crc32c.h"
 
 namespace lightckpt {
-namespace {
-
-template <typename Line>
-Bytes bytes_of(const Line& line) {
-  return std::as_bytes(std::span(&line, 1));
-}
-
-}  // namespace
-
-// Reads every slot and the manifests they reach.
-Status Store::scan() {
-  RETURN_IF_ERROR(decode_header(*media_, &header_));
-  versions_.clear();
-  for (uint32_t index = 0; index < header_.slot_count; ++index) {
-    Version version;
-    version.index = index;
-    if (!decode_slot(*media_, header_, index, &version.slot)) continue;
-    auto layout = std::make_shared<Layout>();
-    version.damage = decode_manifest(*media_, version.slot, layout.get(), &version.blob);
-    // What a reader does not find may lie where the writer has grown the store since.
-    if (!version.damage.ok() && read_only_ && media_->follow()) {
-      version.damage = decode_manifest(*media_, version.slot, layout.get(), &version.blob);
-    }
-    version.layout = version.damage.ok() ? std::move(layout) : std::make_shared<Layout>();
-    versions_.push_back(std::move(version));
-  }
-  sort_versions();
-  return media_->check();
-}
-
-// A process that was killed may have left slots that every process sees and a crash would still
-// take away: a version that the next begin relies on, or one retired whose bytes it overwrites.
-// This drain makes what scan has seen durable before anything builds on it.
-Status Store::settle_slots() {
-  media_->flush(slot_offset(0), heap_offset(header_.slot_count) - slot_offset(0));
-  RETURN_IF_ERROR(media_->drain());
-  return media_->check();
-}
 
 void Store::sort_versions() {
   std::ranges::sort(versions_, [](const Version& a, const Version& b) {
     return std::tie(a.slot.generation, a.slot.version) >
            std::tie(b.slot.generation, b.slot.version);
   });
+}
+
+uint64_t Store::newest() const {
+  uint64_t newest = 0;
+  for (const Version& version : versions_) newest = std::max(newest, version.slot.version);
+  return newest;
 }
 
 uint64_t Store::free_bytes() const {
@@ -63,10 +31,13 @@ std::vector<Version> Store::versions() {
   if (read_only_) (void)scan().ok();
   std::vector<Version> found;
   for (const Version& version : versions_) {
-    // After a rebase a version may have two slots for a while; the newer generation speaks for it.
-    const bool known = std::ranges::any_of(
+    // After a rebase a version may have two slots for a while; the newer generation speaks for it,
+    // unless only the older one can be loaded.
+    const auto known = std::ranges::find_if(
         found, [&](const Version& v) { return v.slot.version == version.slot.version; });
-    if (!known) found.push_back(version);
+    if (known != found.end() && (known->damage.ok() || !version.damage.ok())) continue;
+    if (known != found.end()) found.erase(known);
+    found.push_back(version);
   }
   return found;
 }
@@ -77,10 +48,10 @@ Status Store::find(uint64_t number, Version* found) {
     std::lock_guard lock(mutex_);
     for (const Version& version : versions_) {
       Slot slot;
-      if (version.slot.version == number && decode_slot(*media_, header_, version.index, &slot) &&
-          slot.crc == version.slot.crc) {
+      if (version.slot.version == number && version.damage.ok() &&
+          read_slot(version.index, &slot) && slot.crc == version.slot.crc) {
         *found = version;
-        return found->damage;
+        return {};
       }
     }
   }
@@ -96,7 +67,9 @@ Allocator Store::allocator_of(const std::vector<Version>& kept) const {
   Allocator allocator(heap_offset(header_.slot_count), media_->size());
   for (const Version& version : kept) {
     if (!version.damage.ok()) continue;
-    allocator.use(version.slot.manifest_offset, version.slot.manifest_bytes);
+    if (!catalog_->keeps_manifests()) {
+      allocator.use(version.slot.manifest_offset, version.slot.manifest_bytes);
+    }
     allocator.use(version.slot.record_offset, version.layout->area_bytes);
   }
   return allocator;
@@ -112,22 +85,15 @@ std::optional<uint32_t> Store::free_slot() const {
 }
 
 Status Store::write_slot(uint32_t index, const Slot& slot) {
-  media_->store(slot_offset(index), bytes_of(slot));
-  media_->flush(slot_offset(index), sizeof(slot));
-  RETURN_IF_ERROR(media_->drain());
+  RETURN_IF_ERROR(catalog_->publish(index, slot));
   // A slot's page that was lost just now took the line in, and will not give it back.
   return media_->check();
 }
 
-// Invariant 3: this drain comes before anything is written where these versions lie.
-Status Store::retire(const std::vector<uint32_t>& indexes) {
+// Invariant 3: this is durable before anything is written where these versions lie.
+Status Store::retire(const std::vector<uint32_t>& indexes, uint64_t manifest_in_use) {
   if (indexes.empty()) return {};
-  const Slot none = {};
-  for (uint32_t index : indexes) {
-    media_->store(slot_offset(index), bytes_of(none));
-    media_->flush(slot_offset(index), sizeof(none));
-  }
-  if (failed_ = media_->drain(); !failed_.ok()) return failed_;
+  if (failed_ = catalog_->retire(indexes, manifest_in_use); !failed_.ok()) return failed_;
   if (failed_ = media_->check(); !failed_.ok()) return failed_;
   std::erase_if(versions_, [&](const Version& version) {
     return std::ranges::find(indexes, version.index) != indexes.end();
@@ -138,10 +104,10 @@ Status Store::retire(const std::vector<uint32_t>& indexes) {
 // A crash may have torn a line that was being written or retired here: with words of the next one
 // it could become whole again, and name bytes that are overwritten. So it goes before that is
 // written.
-Status Store::clear(uint32_t index) {
-  const Slot none = {};
-  if (std::memcmp(media_->view() + slot_offset(index), &none, sizeof(none)) == 0) return {};
-  return retire({index});
+Status Store::clear(uint32_t index, uint64_t manifest_in_use) {
+  const Slot none = {}, line = catalog_->line(index);
+  if (std::memcmp(&line, &none, sizeof(none)) == 0) return {};
+  return retire({index}, manifest_in_use);
 }
 
 // Which versions stay when a new one begins, and which slots are given up for it. The slots given
@@ -170,7 +136,7 @@ std::vector<Version> Store::survivors(uint32_t keep, std::vector<uint32_t>* reti
 // Finds room for the attempt and, the first time a layout is seen, for the keep further areas that
 // will take turns with it: a store that is too small says so now, not at the second version.
 Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
-                    bool new_manifest) {
+                    bool place_manifest) {
   Allocator allocator = allocator_of(kept);
   uint64_t end = media_->size();
   const auto take = [&](uint64_t bytes, uint64_t align) {
@@ -181,7 +147,8 @@ Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t
     CHECK(offset.has_value());
     return *offset;
   };
-  if (new_manifest) attempt->slot.manifest_offset = take(attempt->slot.manifest_bytes, kPageBytes);
+  if (place_manifest)
+    attempt->slot.manifest_offset = take(attempt->slot.manifest_bytes, kPageBytes);
   const uint64_t bytes = attempt->layout->area_bytes;
   attempt->slot.record_offset = take(bytes, area_align(bytes));
   const auto same =
@@ -202,6 +169,10 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     return {Code::kInvalid, "keep is " + std::to_string(keep) + "; a store of " +
                                 std::to_string(header_.slot_count) + " slots can keep 1 to " +
                                 std::to_string(header_.slot_count - 2)};
+  }
+  if (newest() == kVersionMax) {
+    return {Code::kFormat, "the store holds version " + std::to_string(kVersionMax) +
+                               ": there is no number for a newer one"};
   }
   begun_.reset();  // whatever was begun before is given up
   *attempt = {};
@@ -247,14 +218,18 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   std::vector<uint32_t> retired;
   std::vector<Version> kept = survivors(keep, &retired);
   // The manifest of a version that is about to go may be the one found above: it stays in use.
-  const bool new_manifest = !manifest.empty();
-  if (!new_manifest && std::ranges::find(retired, known->index) != retired.end()) {
+  const bool place_manifest = !manifest.empty() && !catalog_->keeps_manifests();
+  if (manifest.empty() && !catalog_->keeps_manifests() &&
+      std::ranges::find(retired, known->index) != retired.end()) {
     kept.push_back(*known);
     kept.back().layout = std::make_shared<Layout>();
     kept.back().slot.record_offset = kept.back().slot.manifest_offset;
   }
-  Status status = place(attempt, kept, keep, new_manifest);
-  if (status.ok()) status = retire(retired);
+  Status status = place(attempt, kept, keep, place_manifest);
+  if (status.ok() && !manifest.empty() && catalog_->keeps_manifests()) {
+    status = catalog_->put(manifest, &attempt->slot);
+  }
+  if (status.ok()) status = retire(retired, attempt->slot.manifest_offset);
   for (uint32_t index : retired) lock_.unseal(index);
   RETURN_IF_ERROR(status);
 
@@ -263,10 +238,10 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     return {Code::kBusy, "all " + std::to_string(header_.slot_count) +
                              " slots hold versions that are kept or pinned"};
   }
-  RETURN_IF_ERROR(clear(*slot));
+  RETURN_IF_ERROR(clear(*slot, attempt->slot.manifest_offset));
   begun_ = attempt->index = *slot;
   media_->populate(attempt->slot.record_offset, attempt->layout->area_bytes);
-  if (new_manifest) {
+  if (place_manifest) {
     // Durable with the data, before the slot that refers to it. The fence is this thread's own:
     // commit may run on another, whose drain does not wait for these stores.
     media_->nt_copy(attempt->slot.manifest_offset, manifest);
@@ -298,12 +273,10 @@ Status Store::commit(const Attempt& attempt, const std::vector<uint32_t>& table,
   // A page that was lost while it was written shows only now.
   if (failed_ = media_->check(); !failed_.ok()) return failed_;
 
-  uint64_t newest = 0;
   for (const Version& version : versions_) {
-    newest = std::max(newest, version.slot.version);
     slot.generation = std::max(slot.generation, version.slot.generation);
   }
-  slot.version = newest + 1;
+  slot.version = newest() + 1;
   slot = encode_slot(slot);
   if (failed_ = write_slot(attempt.index, slot); !failed_.ok()) return failed_;
 
@@ -311,9 +284,10 @@ Status Store::commit(const Attempt& attempt, const std::vector<uint32_t>& table,
   version.slot = slot;
   version.index = attempt.index;
   version.layout = attempt.layout;
-  const std::byte* blob = media_->view() + slot.manifest_offset + sizeof(ManifestHead) +
-                          attempt.layout->extent_bytes.size() * sizeof(uint64_t);
-  version.blob = Bytes(blob, media_->view() + slot.manifest_offset + slot.manifest_bytes);
+  Bytes manifest;
+  if (failed_ = catalog_->manifest(slot, &manifest); !failed_.ok()) return failed_;
+  version.blob = manifest.subspan(sizeof(ManifestHead) +
+                                  attempt.layout->extent_bytes.size() * sizeof(uint64_t));
   versions_.insert(versions_.begin(), std::move(version));
   begun_.reset();
   return {};
@@ -329,6 +303,10 @@ Status Store::rebase(uint64_t number) {
     return {Code::kNotFound, "the store holds no version " + std::to_string(number)};
   }
   if (chosen == versions_.begin()) return {};
+  if (versions_.front().slot.generation == kGenerationMax) {
+    return {Code::kFormat, "the store is in generation " + std::to_string(kGenerationMax) +
+                               ": there is no number for a newer one"};
+  }
   const auto index = free_slot();
   if (!index) {
     return {Code::kBusy, "no free slot to make version " + std::to_string(number) + " latest"};
@@ -368,9 +346,10 @@ Status Store::pin(uint64_t number, bool pinned) {
   }
   RETURN_IF_ERROR(lock_.pin(version.index));
   // The writer may have retired it between the look and the lock.
+  std::lock_guard lock(mutex_);
   Slot again = {};
-  if (decode_slot(*media_, header_, version.index, &again) &&
-      again.version == version.slot.version && again.generation == version.slot.generation) {
+  if (read_slot(version.index, &again) && again.version == version.slot.version &&
+      again.generation == version.slot.generation) {
     return {};
   }
   lock_.unpin(version.index);

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "allocator.h"
+#include "catalog.h"
 #include "format.h"
 #include "lock.h"
 #include "media.h"
@@ -35,6 +36,8 @@ struct StoreOptions {
   MediaKind media = MediaKind::kAuto;
   uint32_t slots = 16;
   uint64_t bytes = 0;
+  // Where a new store has its slots, lines if it is not said; an older one must be as is said.
+  std::optional<CatalogKind> catalog;
 };
 
 struct Version {
@@ -56,9 +59,10 @@ class Store {
  public:
   static Status open(const std::string& path, const StoreOptions& options,
                      std::unique_ptr<Store>* store);
-  // The same on a media at hand, formatted if `format`. Without a path there is no lock.
+  // The same on a media at hand, formatted if `format`. Without a path there is no lock. Without a
+  // catalog the slots are the media's.
   static Status open(std::unique_ptr<Media> media, const StoreOptions& options, bool format,
-                     std::unique_ptr<Store>* store);
+                     std::unique_ptr<Store>* store, std::unique_ptr<Catalog> catalog = nullptr);
 
   Media& media() { return *media_; }
   const Header& header() const { return header_; }
@@ -86,19 +90,25 @@ class Store {
   Store() = default;
   static Status create(const std::string& path, const StoreOptions& options,
                        std::unique_ptr<Media>* media);
+  Status start(const std::string& path, const StoreOptions& options);
+  Status open_catalog(const std::string& path, const StoreOptions& options);
   Status scan();
+  Status read_manifest(Version* version) const;
   Status settle_slots();
+  bool read_slot(uint32_t index, Slot* slot) const;
   void sort_versions();
+  uint64_t newest() const;  // the highest number in a slot; 0 where there is none
   Status write_slot(uint32_t index, const Slot& slot);
-  Status retire(const std::vector<uint32_t>& indexes);
-  Status clear(uint32_t index);
+  Status retire(const std::vector<uint32_t>& indexes, uint64_t manifest_in_use = 0);
+  Status clear(uint32_t index, uint64_t manifest_in_use = 0);
   std::optional<uint32_t> free_slot() const;
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
   Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
-               bool new_manifest);
+               bool place_manifest);
   Allocator allocator_of(const std::vector<Version>& kept) const;
 
   std::unique_ptr<Media> media_;
+  std::unique_ptr<Catalog> catalog_;
   StoreLock lock_;
   Header header_ = {};
   bool read_only_ = false;

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "file_media.h"
+#include "pmemobj_catalog.h"
 #include "store.h"
 
 namespace lightckpt {
@@ -26,14 +27,19 @@ Status sync_folder_of(const std::string& path) {
   return status;
 }
 
-Status format(Media* media, uint32_t slots) {
+CatalogKind catalog_of(const StoreOptions& options) {
+  return options.catalog.value_or(CatalogKind::kLines);
+}
+
+Status format(Media* media, const StoreOptions& options) {
   uint64_t store_id = 0;
   if (getrandom(&store_id, sizeof(store_id), 0) != sizeof(store_id)) return from_errno("getrandom");
   struct timespec now = {};
   clock_gettime(CLOCK_REALTIME, &now);
   const uint64_t created = uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
   const uint64_t shutdowns = media->unsafe_shutdowns() ? *media->unsafe_shutdowns() + 1 : 0;
-  const Header header = encode_header(store_id | 1, slots, created, shutdowns);
+  const Header header = encode_header(store_id | 1, options.slots, created, shutdowns,
+                                      static_cast<uint32_t>(catalog_of(options)));
   media->store(0, std::as_bytes(std::span(&header, 1)));
   media->flush(0, sizeof(header));
   return media->drain();
@@ -58,7 +64,12 @@ Status Store::create(const std::string& path, const StoreOptions& options,
   const uint64_t least = heap_offset(options.slots) + kSmallStore;
   const uint64_t bytes = std::max(least, round_up(options.bytes, kPageBytes));
   RETURN_IF_ERROR(FileMedia::create(unfinished, options.media, bytes, media));
-  Status status = format(media->get(), options.slots);
+  Status status = format(media->get(), options);
+  if (status.ok() && catalog_of(options) == CatalogKind::kPmemobj) {
+    Header header;
+    status = decode_header(**media, &header);
+    if (status.ok()) status = PmemobjCatalog::create(PmemobjCatalog::path_of(path), header);
+  }
   if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
     status = from_errno("cannot rename " + unfinished);
   }
@@ -99,15 +110,17 @@ Status Store::open(const std::string& path, const StoreOptions& options,
   } else if (exists || stat(path.c_str(), &file) == 0) {
     RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &opened->media_));
     if (options.create && S_ISCHR(file.st_mode) && is_blank(*opened->media_, options.slots)) {
-      RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
+      if (catalog_of(options) != CatalogKind::kLines) {
+        return {Code::kInvalid, path + " is a device: there is no place for a catalog beside it"};
+      }
+      RETURN_IF_ERROR(format(opened->media_.get(), options));
     }
   } else {
     RETURN_IF_ERROR(create(path, options, &opened->media_));
   }
-  opened->read_only_ = options.read_only;
-  Status status = opened->scan();
-  if (status.ok() && !options.read_only) status = opened->settle_slots();
-  if (!status.ok()) return {status.code(), path + ": " + status.message()};
+  if (Status status = opened->start(path, options); !status.ok()) {
+    return {status.code(), path + ": " + status.message()};
+  }
   if (const uint64_t count = opened->unsafe_shutdowns(); count > 0) {
     for (Version& version : opened->versions_) {
       if (version.damage.ok()) continue;
@@ -120,6 +133,92 @@ Status Store::open(const std::string& path, const StoreOptions& options,
   return {};
 }
 
+Status Store::start(const std::string& path, const StoreOptions& options) {
+  read_only_ = options.read_only;
+  RETURN_IF_ERROR(decode_header(*media_, &header_));
+  if (catalog_ == nullptr) RETURN_IF_ERROR(open_catalog(path, options));
+  RETURN_IF_ERROR(scan());
+  return read_only_ ? Status() : settle_slots();
+}
+
+Status Store::open_catalog(const std::string& path, const StoreOptions& options) {
+  const auto kind = static_cast<CatalogKind>(header_.catalog);
+  if (options.catalog && *options.catalog != kind) {
+    return {Code::kInvalid, kind == CatalogKind::kLines
+                                ? "the store has its slots in itself, not in a pmemobj catalog"
+                                : "the store has its slots in a pmemobj catalog, not in itself"};
+  }
+  if (kind == CatalogKind::kLines) {
+    catalog_ = std::make_unique<LineCatalog>(media_.get(), header_.slot_count);
+    return {};
+  }
+  if (path.empty()) return {Code::kInvalid, "its catalog lies beside a file, and this is none"};
+  return PmemobjCatalog::open(PmemobjCatalog::path_of(path), header_, &catalog_);
+}
+
+// Reads every slot and the manifests they reach.
+Status Store::scan() {
+  RETURN_IF_ERROR(decode_header(*media_, &header_));
+  versions_.clear();
+  for (uint32_t index = 0; index < header_.slot_count; ++index) {
+    Version version;
+    version.index = index;
+    if (!read_slot(index, &version.slot)) continue;
+    version.damage = read_manifest(&version);
+    // What a reader does not find may lie where the writer has grown the store since.
+    if (!version.damage.ok() && read_only_ && media_->follow()) {
+      version.damage = read_manifest(&version);
+    }
+    versions_.push_back(std::move(version));
+  }
+  for (Version& version : versions_) {
+    if (version.layout == nullptr) version.layout = std::make_shared<Layout>();
+  }
+  sort_versions();
+  return media_->check();
+}
+
+// Versions of one structure share their manifest: it is read once, and its layout held once, or a
+// store whose slots all name one large manifest would take many times its size in memory, and time.
+Status Store::read_manifest(Version* version) const {
+  const Slot& slot = version->slot;
+  const auto same = std::ranges::find_if(versions_, [&](const Version& other) {
+    return other.slot.manifest_offset == slot.manifest_offset &&
+           other.slot.manifest_bytes == slot.manifest_bytes &&
+           other.slot.manifest_crc == slot.manifest_crc;
+  });
+  if (same == versions_.end()) {
+    auto layout = std::make_shared<Layout>();
+    Bytes manifest;
+    if (Status status = catalog_->manifest(slot, &manifest); !status.ok()) {
+      return damaged(slot, status.message());
+    }
+    RETURN_IF_ERROR(decode_manifest(*media_, slot, manifest, layout.get(), &version->blob));
+    version->layout = std::move(layout);
+  } else if (same->layout == nullptr) {
+    return {Code::kFormat, "version " + std::to_string(slot.version) + " (step " +
+                               std::to_string(slot.step) + "): it shares the manifest of " +
+                               same->damage.message()};
+  } else {
+    version->layout = same->layout;
+    version->blob = same->blob;
+  }
+  return check_place(*media_, header_, slot, *version->layout);
+}
+
+// A process that was killed may have left slots that every process sees and a crash would still
+// take away: a version that the next begin relies on, or one retired whose bytes it overwrites.
+// This drain makes what scan has seen durable before anything builds on it.
+Status Store::settle_slots() {
+  RETURN_IF_ERROR(catalog_->settle());
+  return media_->check();
+}
+
+bool Store::read_slot(uint32_t index, Slot* slot) const {
+  *slot = catalog_->line(index);
+  return is_slot(header_, *slot);
+}
+
 uint64_t Store::unsafe_shutdowns() const {
   const std::optional<uint64_t> now = media_->unsafe_shutdowns();
   const uint64_t before = header_.shutdowns;
@@ -127,13 +226,12 @@ uint64_t Store::unsafe_shutdowns() const {
 }
 
 Status Store::open(std::unique_ptr<Media> media, const StoreOptions& options, bool format_it,
-                   std::unique_ptr<Store>* store) {
+                   std::unique_ptr<Store>* store, std::unique_ptr<Catalog> catalog) {
   std::unique_ptr<Store> opened(new Store());
   opened->media_ = std::move(media);
-  opened->read_only_ = options.read_only;
-  if (format_it) RETURN_IF_ERROR(format(opened->media_.get(), options.slots));
-  RETURN_IF_ERROR(opened->scan());
-  if (!options.read_only) RETURN_IF_ERROR(opened->settle_slots());
+  opened->catalog_ = std::move(catalog);
+  if (format_it) RETURN_IF_ERROR(format(opened->media_.get(), options));
+  RETURN_IF_ERROR(opened->start("", options));
   *store = std::move(opened);
   return {};
 }

@@ -40,6 +40,11 @@
 #define LCKPT_MEDIA_HEAP 4     /* this process's memory: for measuring and tests */
 #define LCKPT_MEDIA_EMULATED 5 /* the instructions of persistent memory on whatever the path is */
 
+/* Where a store's slots and manifests are. AUTO: as the store has it; a new one in its own lines. */
+#define LCKPT_CATALOG_AUTO 0
+#define LCKPT_CATALOG_LINES 1   /* slots are lines of the media, manifests lie among the areas */
+#define LCKPT_CATALOG_PMEMOBJ 2 /* both in a libpmemobj pool beside the store: PATH.catalog */
+
 #define LCKPT_READ_ONLY 1 /* open: no writer's lock, no workers that write, never creates */
 #define LCKPT_CREATE 2    /* open: make a new store where the path does not exist */
 
@@ -57,7 +62,9 @@ typedef struct {
   uint32_t media;   /* LCKPT_MEDIA_ */
   uint32_t workers; /* threads; 0 takes one per usable core, at most 8 */
   uint32_t slots;   /* versions a new store can name at once, 4 to 64; 0 takes 16 */
-  uint64_t bytes;   /* size of a new store; 0 starts small and grows */
+  uint32_t catalog; /* LCKPT_CATALOG_ */
+  uint32_t reserved;
+  uint64_t bytes; /* size of a new store; 0 starts small and grows */
 } lckpt_options;
 
 typedef struct {
@@ -70,6 +77,8 @@ typedef struct {
   uint32_t slots;
   uint32_t workers;
   uint32_t flush_method; /* 0 none, 1 clflush, 2 clflushopt, 3 clwb, 4 msync */
+  uint32_t catalog;      /* LCKPT_CATALOG_LINES or _PMEMOBJ */
+  uint32_t reserved;
   uint64_t commits;      /* by this handle */
   uint64_t drops;
   uint64_t bytes_persisted;

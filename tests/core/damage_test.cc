@@ -222,7 +222,105 @@ TEST(Damage, extents_that_overflow_in_sum_are_refused) {
   slot.record_offset = kPageBytes;
   Layout decoded;
   Bytes blob;
-  EXPECT_TRUE(fails(decode_manifest(media, slot, &decoded, &blob), Code::kFormat, "larger"));
+  EXPECT_TRUE(fails(decode_manifest(media, slot, manifest, &decoded, &blob), Code::kFormat, "larger"));
+}
+
+// Stores whose numbers are right and at an edge: each once led to a lost version.
+
+// The example with room, and with more slots: each a copy of its own with another number.
+Buffer example_with(const std::vector<Slot>& changes) {
+  Buffer image = example();
+  image.resize(2 * image.size());
+  for (uint32_t index = 0; index < changes.size(); ++index) {
+    Slot slot = get<Slot>(image, slot_offset(0));
+    slot.version = changes[index].version;
+    slot.generation = changes[index].generation;
+    if (changes[index].record_offset != 0) slot.record_offset = changes[index].record_offset;
+    put(&image, slot_offset(index + 1), encode_slot(slot));
+  }
+  return image;
+}
+
+Slot numbered(uint64_t version, uint32_t generation = 0) {
+  Slot slot = {};
+  slot.version = version;
+  slot.generation = generation;
+  return slot;
+}
+
+TEST(Damage, behind_the_last_version_none_is_begun) {
+  const Buffer image = example_with({numbered(UINT64_MAX - 1)});
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(is_ok(open_bytes(image, &store)));
+  const State state = State::of(8, {100});
+  ASSERT_TRUE(is_ok(save(store.get(), state, 1)));
+  EXPECT_TRUE(fails(save(store.get(), State::of(9, {100}), 1), Code::kFormat, "no number"));
+  const auto again = reopened(store.get());
+  EXPECT_EQ(again->versions().front().slot.version, UINT64_MAX);
+  EXPECT_TRUE(holds(again.get(), again->versions().front(), state));
+}
+
+TEST(Damage, behind_the_last_generation_no_version_is_made_the_latest_again) {
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(is_ok(open_bytes(example_with({numbered(2, UINT32_MAX)}), &store)));
+  EXPECT_TRUE(fails(store->rebase(1), Code::kFormat, "no number"));
+  EXPECT_EQ(list_of(store->versions()), "2.4294967295 1.0");
+  EXPECT_EQ(list_of(reopened(store.get())->versions()), "2.4294967295 1.0");
+}
+
+TEST(Damage, there_is_no_version_zero) {
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(is_ok(open_bytes(example_with({numbered(0, 9)}), &store)));
+  EXPECT_EQ(list_of(store->versions()), "1.0");
+}
+
+TEST(Damage, an_area_over_the_slots_is_refused) {
+  for (uint64_t offset : {uint64_t{0}, slot_offset(3), slot_offset(14)}) {
+    Buffer image = example();
+    const Buffer area(image.begin() + kRecord, image.begin() + kExtents + kPageBytes);
+    if (offset > 0) std::ranges::copy(area, image.begin() + offset);
+    put(&image, slot_offset(0) + offsetof(Slot, record_offset), offset);
+    seal(&image);
+    EXPECT_TRUE(fails(examine(image), Code::kFormat, "over the store's slots")) << offset;
+  }
+}
+
+TEST(Damage, a_manifest_over_the_slots_is_refused) {
+  Buffer image = example();
+  const Buffer manifest(image.begin() + kManifest, image.begin() + kManifest + 66);
+  std::ranges::copy(manifest, image.begin() + slot_offset(9));
+  put(&image, slot_offset(0) + offsetof(Slot, manifest_offset), slot_offset(9));
+  seal(&image);
+  EXPECT_TRUE(fails(examine(image), Code::kFormat, "over the store's slots"));
+}
+
+TEST(Damage, of_two_slots_of_one_version_the_one_that_can_be_loaded_counts) {
+  Slot outside = numbered(1, 5);
+  outside.record_offset = 2 * kExampleBytes;
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(is_ok(open_bytes(example_with({outside}), &store)));
+  EXPECT_EQ(list_of(store->versions()), "1.0");
+  Version found;
+  EXPECT_TRUE(is_ok(store->find(1, &found)));
+}
+
+// Or a store of one large manifest would take many times its size in memory.
+TEST(Damage, versions_of_one_manifest_share_its_layout) {
+  Slot outside = numbered(4);
+  outside.record_offset = 2 * kExampleBytes;
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(is_ok(open_bytes(example_with({numbered(2), numbered(3), outside}), &store)));
+  const std::vector<Version> versions = store->versions();
+  ASSERT_EQ(list_of(versions), "4.0! 3.0 2.0 1.0");
+  EXPECT_EQ(versions[1].layout, versions[3].layout);
+  EXPECT_EQ(versions[2].layout, versions[3].layout);
+  EXPECT_EQ(versions[2].blob.data(), versions[3].blob.data());
+  Buffer image = example_with({numbered(2)});
+  image[kManifest] ^= std::byte{1};
+  ASSERT_TRUE(is_ok(open_bytes(image, &store)));
+  EXPECT_EQ(store->versions().front().damage.message(),
+            "version 2 (step 7): it shares the manifest of version 1 (step 7): the checksum of its "
+            "manifest is wrong");
 }
 
 TEST(Damage, a_store_cut_at_any_length_is_refused_or_its_version_is) {
