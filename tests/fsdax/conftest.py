@@ -11,7 +11,7 @@ from vm import of
 FIGURES = pytest.StashKey[list[str]]()
 # For a machine without KVM that shares its processors; a life takes half a minute where it is idle.
 LIFE_SECONDS = 200
-PLACES = ("ext4", "xfs", "virtio", "devdax")
+PLACES = ("ext4", "xfs", "virtio", "catalog", "devdax")
 ACKNOWLEDGED_MIN = 2  # steps after a store has touched all its pages
 
 

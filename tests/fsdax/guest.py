@@ -24,7 +24,7 @@ from pathlib import Path
 
 import places
 import steps
-from lightckpt._core import Store
+from lightckpt._core import Catalog, Store
 from lightckpt.doctor import diagnose
 from lightckpt.errors import CheckpointError, FormatError
 from lightckpt.reader import open_reader
@@ -79,7 +79,8 @@ def set_up(place: str) -> None:
     if place == "devdax":
         make_on_device(path)
     else:
-        Store(path, create=True, size_bytes=steps.STORE_BYTES).close()
+        catalog = Catalog.PMEMOBJ if place == "catalog" else Catalog.LINES
+        Store(path, create=True, size_bytes=steps.STORE_BYTES, catalog=catalog).close()
     tell(place)
 
 
@@ -173,6 +174,9 @@ def look(place: str) -> None:
     if place != "devdax":
         places.mount(place, FOLDER, make=False)
     path = path_at(place)
+    if place == "catalog":
+        places.run("pmempool", "check", f"{path}.catalog")
+        say(place, checked=True)
     if place in WITH_CONTROL:
         newest = max(path.parent.glob("control-*"), key=lambda one: int(one.name.split("-")[1]))
         say(place, control=steps.left_of_control(newest, place))

@@ -36,6 +36,7 @@ PROGRAMS = {
     "ndctl": "ndctl",
     "mkfs.xfs": "xfsprogs",
     "mkfs.ext4": "e2fsprogs",
+    "pmempool": "pmdk-tools",  # brings libpmemobj as well
 }
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KERNEL = "linux-image-amd64"  # depends on the package of the current release

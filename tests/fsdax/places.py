@@ -22,10 +22,11 @@ NAMESPACES = {
     "xfs": ("1", "fsdax", 400 * MIB),
     "devdax": ("2", "devdax", 256 * MIB),
     "memory": ("3", "devdax", 512 * MIB),
+    "catalog": ("4", "fsdax", 160 * MIB),  # a store whose slots are in a libpmemobj pool
 }
 # Which NVDIMM each lies on: their regions are told apart by their NUMA nodes.
-DIMM = {"ext4": 0, "xfs": 0, "devdax": 1, "memory": 1}
-FILE_SYSTEMS = ("ext4", "xfs", "virtio")
+DIMM = {"ext4": 0, "xfs": 0, "catalog": 0, "devdax": 1, "memory": 1}
+FILE_SYSTEMS = ("ext4", "xfs", "catalog", "virtio")
 MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-b", "4096"),
     "xfs": ("mkfs.xfs", "-q", "-f", "-m", "reflink=0"),
@@ -83,7 +84,7 @@ def device_of(name: str) -> str:
 
 def mount(name: str, folder: Path, *, make: bool) -> Path:
     """Mount the file system at *name* with DAX, made anew if asked, and return the mount point."""
-    kind = "ext4" if name == "virtio" else name
+    kind = "xfs" if name == "xfs" else "ext4"
     device = device_of(name)
     if make:
         run(*MAKE[kind], device)

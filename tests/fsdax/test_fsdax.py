@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.fsdax, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FILE_SYSTEMS = ("ext4", "xfs")
 PMEM = (*FILE_SYSTEMS, "devdax")
-ALL = (*PMEM, "virtio")
+ALL = (*PMEM, "catalog", "virtio")
 CUTS = (("first", "again"), ("again", "last"))
 each_place = pytest.mark.parametrize("place", ALL)
 each_cut = pytest.mark.parametrize(("before", "after"), CUTS, ids=("adr", "eadr"))
@@ -77,6 +77,11 @@ def test_acknowledged_steps_survive_a_power_cut(lives, before, after, place):
     # The step in flight may have been committed, and the power gone before that was said.
     assert max(steps) - acknowledged[-1] in (0, 1)
     assert max(steps) - 1 in steps, "the version before it is kept"
+
+
+@pytest.mark.parametrize("life", ["again", "last"])
+def test_a_catalogs_pool_is_consistent_after_a_power_cut(lives, life):
+    assert only(lives[life], "catalog", "checked")
 
 
 @pytest.mark.parametrize("place", FILE_SYSTEMS)
