@@ -158,7 +158,9 @@ Status FileMedia::identify(MediaKind want) {
   if (takes_sync) munmap(probe, unit_);
   // A device has no page cache to bypass, so the flag says nothing of it and may be refused; but
   // there is volatile memory behind such nodes too.
-  const bool dax = device_ ? sysfs_of(file).find("/ndbus") != std::string::npos : takes_sync;
+  const std::string below = device_ ? sysfs_of(file) : "";
+  const bool of_host = below.find("/virtio") != std::string::npos;  // durable once that is asked
+  const bool dax = device_ ? below.find("/ndbus") != std::string::npos && !of_host : takes_sync;
   const bool in_memory = device_ || volume.f_type == TMPFS_MAGIC || volume.f_type == RAMFS_MAGIC ||
                          volume.f_type == HUGETLBFS_MAGIC;
   if (want == MediaKind::kPmem && !dax) {

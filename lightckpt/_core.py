@@ -55,6 +55,14 @@ class Granularity(IntEnum):
     VOLATILE = lib.LCKPT_VOLATILE
 
 
+class Catalog(IntEnum):
+    """Where a store's slots and manifests are; ``AUTO`` takes what it has, or makes ``LINES``."""
+
+    AUTO = lib.LCKPT_CATALOG_AUTO
+    LINES = lib.LCKPT_CATALOG_LINES
+    PMEMOBJ = lib.LCKPT_CATALOG_PMEMOBJ
+
+
 class Op(IntEnum):
     """What a batch does with each of its spans."""
 
@@ -80,6 +88,7 @@ class Info(NamedTuple):
     slots: int
     workers: int
     flush_method: str
+    catalog: Catalog
     commits: int
     drops: int
     bytes_persisted: int
@@ -149,6 +158,7 @@ class Store:
         media: what to open it as.
         workers: copying threads; 0 takes one per usable core, at most 8.
         slots: versions a new store can name at once, 4 to 64; 0 takes 16.
+        catalog: where a new store's slots and manifests are to be; an older one must be as is said.
         size_bytes: size of a new store; 0 starts small and grows.
 
     Raises:
@@ -165,6 +175,7 @@ class Store:
         media: Media = Media.AUTO,
         workers: int = 0,
         slots: int = 0,
+        catalog: Catalog = Catalog.AUTO,
         size_bytes: int = 0,
     ) -> None:
         options = ffi.new("lckpt_options *")
@@ -172,7 +183,7 @@ class Store:
             lib.LCKPT_READ_ONLY if read_only else 0
         )
         options.media, options.workers = int(media), workers
-        options.slots, options.bytes = slots, size_bytes
+        options.slots, options.bytes, options.catalog = slots, size_bytes, int(catalog)
         self._handle = ffi.new("lckpt_store **")
         _check(lib.lckpt_open(os.fsencode(path), options, self._handle))
 
@@ -193,6 +204,7 @@ class Store:
             raw.slots,
             raw.workers,
             FLUSH_METHODS[raw.flush_method],
+            Catalog(raw.catalog),
             raw.commits,
             raw.drops,
             raw.bytes_persisted,

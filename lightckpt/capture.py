@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import UnsafeStateError
-from .manifest import Path
-from .names import held_tensors, named_modules
+from .manifest import Path, name_of
+from .names import held_tensors, named_modules, wrappers_in
 from .tensors import inner_tensors, is_uninitialised
 
 
@@ -82,6 +82,8 @@ class Leaf:
 
     def __post_init__(self) -> None:
         tensor = self.tensor
+        if tensor.is_nested:  # its shape cannot be read
+            raise UnsafeStateError(f"{name_of(self.path)} cannot be saved: it is a nested tensor")
         self.dtype, self.requires_grad = tensor.dtype, tensor.requires_grad
         if not is_uninitialised(tensor):
             self.shape = tensor.shape
@@ -126,6 +128,10 @@ class Walk:
     # Objects that may be replaced whole, so that what was found in them would be out of date.
     anchors: list[tuple[Any, Any, Any]] = field(default_factory=list)
     modules: dict[str, list[tuple[str, nn.Module]]] = field(default_factory=dict)
+    wrappers: dict[str, list[str]] = field(default_factory=dict)  # names in ``modules``
+    # Those of ``modules`` that have their own way of saving.
+    showing: dict[str, list[tuple[str, nn.Module]]] = field(default_factory=dict)
+    graded: list[Tensor] = field(default_factory=list)  # what ``manifest.graded`` names, in order
     owners: dict[str, set[int]] = field(default_factory=dict)  # optimizer -> ids of its tensors
 
     def add(self, leaf: Leaf) -> None:
@@ -162,8 +168,11 @@ def parameter_paths(run: Run) -> dict[int, Path]:
 
 def _walk_models(run: Run, walk: Walk) -> Iterator[Leaf]:
     for name, model in run.models.items():
-        walk.modules[name] = list(named_modules(model))
-        for _, module in walk.modules[name]:
+        modules = walk.modules[name] = list(named_modules(model))
+        walk.showing[name] = [item for item in modules if shows_own_state(item[1])]
+        if wrappers := wrappers_in(model):
+            walk.wrappers[name] = list(wrappers)
+        for _, module in modules:
             for holder in (module._parameters, module._buffers, module._modules):
                 walk.containers.append((holder, len(holder)))
                 walk.absent += [(holder, key) for key, value in holder.items() if value is None]
@@ -171,7 +180,11 @@ def _walk_models(run: Run, walk: Walk) -> Iterator[Leaf]:
         for held in held_tensors(model):
             path = ("model", name, held.name)
             yield Leaf(path, held.tensor, held.holder, held.key, held.buffer, held.persistent)
+    walk.containers.append((run.tensors, len(run.tensors)))  # it may be the caller's own dict
     for name, tensor in run.tensors.items():
+        if type(name) is not str or not isinstance(tensor, Tensor):
+            what = type(tensor).__qualname__
+            raise UnsafeStateError(f"tensors[{name!r}] is a {what}, not a tensor by name")
         yield Leaf(("tensor", name), tensor, run.tensors, name)
 
 
@@ -234,6 +247,11 @@ def _in_update_order(run: Run, leaves: list[Leaf], states: list[Leaf]) -> Iterat
         yield from rest
 
 
+def shows_own_state(module: nn.Module) -> bool:
+    """May *module* show in its state_dict what is neither a parameter nor a buffer?"""
+    return type(module)._save_to_state_dict is not nn.Module._save_to_state_dict
+
+
 def walk_run(run: Run) -> Walk:
     """Walk *run* whole.
 
@@ -261,16 +279,25 @@ def walk_run(run: Run) -> Walk:
     for leaf in states:
         walk.owners[leaf.path[1]].add(id(leaf.tensor))
     if run.grads:
-        for leaf in list(held):
-            if isinstance(leaf.tensor, nn.Parameter) and not is_uninitialised(leaf.tensor):
-                if leaf.tensor.grad is None:
-                    walk.absent.append((leaf.tensor, "grad"))
-                else:
-                    path = ("grad", *leaf.path)
-                    held.append(Leaf(path, leaf.tensor.grad, leaf.tensor, "grad"))
+        held += _walk_gradients(walk, held)
     for leaf in _in_update_order(run, held, states):
         walk.add(leaf)
     return walk
+
+
+def _walk_gradients(walk: Walk, held: list[Leaf]) -> list[Leaf]:
+    owned = {member for _, key, ids in walk.members if key == "params" for member in ids}
+    found = []
+    for leaf in held:
+        tensor = leaf.tensor
+        if is_uninitialised(tensor) or not tensor.is_leaf:
+            continue
+        if isinstance(tensor, nn.Parameter) or tensor.requires_grad or id(tensor) in owned:
+            if tensor.grad is None:
+                walk.absent.append((tensor, "grad"))
+            else:
+                found.append(Leaf(("grad", *leaf.path), tensor.grad, tensor, "grad"))
+    return found
 
 
 def scaler_states(run: Run) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from .driver import Driver, Stats
 from .errors import CheckpointError, CheckpointWarning, NotFoundError
 from .flight import Record
 from .hooks import glimpse_forward, watch_forward, watch_optimizer, weakly
-from .loop import Loop
+from .loop import Loops
 from .preempt import Preemption
 from .settings import Settings, make_run, open_store
 from .ticket import Ticket
@@ -36,9 +36,11 @@ class Checkpointer:
             process, on fsdax or a plain file the machine too (see ``lightckpt doctor``).
         model, optimizer, scheduler, scaler: one object, or a dict of them by name.
         extra: objects with ``state_dict`` and ``load_state_dict`` by name, a loader for example.
-        tensors, generators: loose tensors and ``torch.Generator`` objects by name.
+        tensors, generators: loose tensors and ``torch.Generator`` objects by name. A dict of
+            tensors may be given others later: it is looked at anew at each boundary.
         rng: also capture torch's, Python's and numpy's global generators (CUDA's if in use).
-        grads: also capture ``.grad``, and make versions in the middle of an accumulation.
+        grads: also capture ``.grad``, and make versions in the middle of an accumulation; needed
+            where optimizers accumulate over different numbers of iterations.
         every: iterations per version, or "auto": the fewest that keep the measured overhead within
             *overhead* (a fraction).
         keep: versions that can be restored at every instant; at least 2 to fall back on one.
@@ -46,6 +48,9 @@ class Checkpointer:
             waits), or "auto": measured on the run, the quicker one.
         busy: at a boundary with a version still being copied, "wait" for it or "drop" it.
         media: "auto", "pmem", "file", "tmpfs", "emulated" or "heap".
+        catalog: where slots and manifests are, and so the commit: "lines" of the store, "pmemobj",
+            a pool of libpmemobj in *path*.catalog, which one process at a time can open, or
+            "auto": as the store has it, lines in a new one.
         size: bytes of a new store; None checks an estimate, and grows when the size is known.
         timeout: seconds that a guard, a copy or a commit may take.
         on_error: what a failing checkpoint does to training, "warn" or "raise"; ``wait`` and
@@ -79,6 +84,7 @@ class Checkpointer:
         mode: str = "auto",
         busy: str = "wait",
         media: str = "auto",
+        catalog: str = "auto",
         size: int | None = None,
         timeout: float = 60,
         on_error: str = "warn",
@@ -91,8 +97,8 @@ class Checkpointer:
         if (archive is None) != (archive_every == 0) or archive_every < 0:
             raise ValueError(f"archive={archive!r} and archive_every={archive_every} go together")
         settings = Settings(
-            every=every, keep=keep, mode=mode, busy=busy, media=media, size=size,
-            timeout=timeout, on_error=on_error, overhead=overhead, workers=workers,
+            every=every, keep=keep, mode=mode, busy=busy, media=media, catalog=catalog,
+            size=size, timeout=timeout, on_error=on_error, overhead=overhead, workers=workers,
         )  # fmt: skip
         run = make_run(
             model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, extra=extra,
@@ -107,8 +113,7 @@ class Checkpointer:
         versions = [v for v in self._driver.store.versions() if not v.damaged]
         self._driver.durable_step = versions[0].step if versions else 0
         self._step = 0
-        self._resume: tuple[dict[str, Any], Any] | None = None  # until iterate takes it up
-        self._loop: Loop | None = None
+        self._loops = Loops(run)
         self._decoration = Decoration(self._driver, weakly(self, Checkpointer._mark))
         self._preemption = Preemption()
         self._owner = os.getpid()
@@ -141,23 +146,25 @@ class Checkpointer:
         After ``restore`` it goes on where the version stood, in the middle of an epoch if need be:
         generators are set to the epoch's beginning, the batches already taken are drawn again, and
         the generators get their values of the boundary. A ``break`` or an exception ends no
-        iteration.
+        iteration; ``mark`` in the loop's body would end one more.
+
+        A program may iterate several sources with ``epochs``: started again, it makes all these
+        calls, and those before the one that the version is of yield nothing. A loop of your own
+        over epochs, which begins at the right one, leaves it out.
 
         Args:
             start: iterations already done: what ``restore`` returned.
             epochs: how often to go through *iterable*; None: once, or the rest of once.
 
         Raises:
-            ValueError: *start* is not the step that was restored.
+            ValueError: *start* is not the step that was restored; or *iterable* can be gone through
+                once only, and this process took from it before it went back.
         """
         if start != self._step:
             raise ValueError(f"start={start}, but this run stands at step {self._step}")
-        run = self._driver.run
-        own = any(iterable is item for item in run.extras.values())
-        loop = Loop(iterable, epochs=epochs, run=run, own_position=own)
-        resume, self._resume = self._resume, None
-        self._decoration.explicit, self._loop = True, loop
-        return self._iterate(loop.batches(resume))
+        batches = self._loops.begin(iterable, epochs)
+        self._decoration.explicit = True
+        return self._iterate(batches)
 
     def _iterate(self, batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
         while (batch := next(batches, _END)) is not _END:
@@ -165,9 +172,12 @@ class Checkpointer:
             self._mark()
 
     def mark(self) -> Ticket:
-        """End an iteration by hand.
+        """End an iteration by hand; not in the body of ``iterate``, which ends them itself.
 
-        Optimizers may step at once, their guards wait; other edits wait for ``Ticket.wait``.
+        It makes a version if an optimizer was stepped, a captured tensor was changed otherwise
+        with no gradient waiting for an update, or ``grads`` is set; not if the scheduler or an
+        extra alone moved. Optimizers may step at once, their guards wait; other edits wait for
+        ``Ticket.wait``.
         """
         self._decoration.explicit = True
         return self._mark()
@@ -175,11 +185,11 @@ class Checkpointer:
     def _mark(self) -> Ticket:
         with self._driver.lock:
             self._check_open()
-            self._step, self._resume = self._step + 1, None
+            self._step += 1
+            self._loops.went_on()
             self._decoration.give_way()
-            state = self._loop.state if self._loop is not None else None
             asked = self._preemption.asked
-            flight, skipped = self._driver.boundary(self._step, state, anyway=asked)
+            flight, skipped = self._driver.boundary(self._step, self._loops.state, anyway=asked)
             ticket = Ticket(self._driver, self._step, flight, skipped)
             if self._archiver is not None and flight is not None:
                 self._archiver.look(self._step)
@@ -204,10 +214,15 @@ class Checkpointer:
     def decorate(self, step: Any) -> Any:
         """Checkpoint after ``step``, an optimizer's step method, and return that same method.
 
-        Without ``iterate`` or ``mark``, an iteration ends at the next forward call of a registered
-        model in training mode, or at the next step that is given a closure; loaders and random
-        generators are captured as the step returns. That is exact only if nothing draws random
-        numbers between the update and the fetch of the next batch.
+        Without ``iterate`` or ``mark``, an iteration is an update, or one that a scaler skipped. It
+        ends at the next forward call of a registered model in training mode, or the next step that
+        is given a closure. Random generators are captured as the step returns, and so are extras
+        that batches are drawn from: what can be iterated or indexed (but for modules and mappings)
+        or has a generator as an attribute. That is exact if what else lies between update and
+        forward belongs to the iteration that ends, and draws no random numbers.
+
+        Args:
+            step: the method, however wrapped; or the optimizer.
 
         Raises:
             TypeError: *step* is no optimizer's step method.
@@ -245,8 +260,7 @@ class Checkpointer:
         """
         self._check_open()
         self._step, host = self._driver.restore(step)
-        loop = host.get("loop")
-        self._resume = None if loop is None else (loop, host["rng"])
+        self._loops.restored(host.get("loop"), host.get("rng", {}))
         return self._step
 
     # -- looking -------------------------------------------------------------------------------
@@ -381,5 +395,5 @@ def protect(
         options: more arguments of :class:`Checkpointer`.
     """
     checkpointer = Checkpointer(path, model=model, optimizer=optimizer, **options)
-    checkpointer.decorate(optimizer.step)
+    checkpointer.decorate(optimizer)
     return checkpointer

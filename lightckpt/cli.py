@@ -250,9 +250,10 @@ def _print_made(arguments: Arguments, path: Path) -> int:
 
 def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     emulated = ", emulated" if facts["emulated"] else ""
+    catalog = "" if facts["catalog"] == "lines" else f"catalog {facts['catalog']}, "
     console.print(
         f"{facts['path']}: {facts['media']}{emulated}, granularity {facts['granularity']}, "
-        f"{decimal(facts['bytes'])}, {decimal(facts['free_bytes'])} free, "
+        f"{catalog}{decimal(facts['bytes'])}, {decimal(facts['free_bytes'])} free, "
         f"{len(facts['versions'])} of {facts['slots']} slots in use",
         markup=False,
         highlight=False,

@@ -31,6 +31,7 @@ from .errors import CorruptError, FormatError
 MAGIC = b"LCKPTLZ4"
 FORMAT = 1
 CHUNK_BYTES = 1 << 20
+LZ4_RATIO_MAX = 256  # what a byte can expand to at most
 _HEADER = struct.Struct("<8sIIQQ")
 _HEADER_BYTES = 64
 
@@ -115,7 +116,14 @@ class ContainerReader:
         self._file = open(path, "rb")  # noqa: SIM115 (closed by close)
         try:
             self.step, self.made_by, self.parts = self._read_index()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             self.close()
             raise FormatError(f"{path} cannot be read as a compressed archive: {error}") from error
 
@@ -137,9 +145,13 @@ class ContainerReader:
             raise ValueError("the checksum of its index is wrong")
         tree = json.loads(index)
         parts = tuple(_part(fields, offset) for fields in tree["parts"])
+        _check_chunks(parts)
         if len(parts) < 2:
             raise ValueError(f"it has {len(parts)} parts; the manifest and the host state are two")
-        return int(tree["step"]), str(tree["made_by"]), parts
+        step = tree["step"]
+        if type(step) is not int or not 0 <= step < 1 << 64:
+            raise ValueError(f"{step!r} is no step")
+        return step, str(tree["made_by"]), parts
 
     def read(self, index: int) -> bytearray:
         """Return a part, verified.
@@ -179,6 +191,16 @@ class ContainerReader:
         self.close()
 
 
+def _check_chunks(parts: tuple[Part, ...]) -> None:
+    """Refuse chunks that overlap: few bytes on the media could else fill any amount of memory."""
+    end = _HEADER_BYTES
+    for part in parts:
+        for offset, stored, _ in part.chunks:
+            if offset < end:
+                raise ValueError(f"a chunk at {offset} overlaps one that ends at {end}")
+            end = offset + stored
+
+
 def _part(fields: dict[str, Any], end: int) -> Part:
     size, element = fields["bytes"], fields["element"]
     chunks = tuple((int(o), int(n), int(crc)) for o, n, crc in fields["chunks"])
@@ -186,7 +208,9 @@ def _part(fields: dict[str, Any], end: int) -> Part:
         raise ValueError(f"a part of {size!r} bytes in {len(chunks)} chunks")
     if type(element) is not int or not 1 <= element <= 16:
         raise ValueError(f"elements of {element!r} bytes")
-    for offset, stored, _ in chunks:
+    for number, (offset, stored, _) in enumerate(chunks):
+        if min(CHUNK_BYTES, size - number * CHUNK_BYTES) > stored * LZ4_RATIO_MAX:
+            raise ValueError(f"a part of {size} bytes with a chunk of {stored}")
         if not 0 < stored <= CHUNK_BYTES or not _HEADER_BYTES <= offset <= end - stored:
             raise ValueError(f"a chunk of {stored} bytes at {offset}")
     return Part(size, element, chunks)

@@ -2,8 +2,13 @@
 
 With a decorated step and neither ``iterate`` nor ``mark``, an update is followed by the end of its
 iteration at the next of these: a forward call of a registered model in training mode, a step that
-is given a closure (which will call the model), ``close``. What draws random numbers between the
-update and there belongs to the next iteration, so generators are captured as the step returns.
+is given a closure (which will call the model), ``close``. What happens between the update and
+there belongs to the iteration that ends: averages, schedulers, scalers. Only what the next batch is
+drawn from is captured as the step returns: generators, and of the extras those that can be iterated
+(loaders, samplers) or indexed (datasets) or have a generator among their attributes.
+
+Iterations count updates. A scaler's skipped update counts too, but has no version: nothing tells
+where it ended, and the version before it leads to the same state.
 """
 
 import warnings
@@ -14,7 +19,7 @@ from torch import nn
 
 from .driver import Driver
 from .errors import CheckpointWarning
-from .hooks import optimizer_of
+from .hooks import inner_optimizer, optimizer_of
 
 SEVERAL = (
     "{} optimizers are registered ({}), so the end of an iteration cannot be told from their "
@@ -39,8 +44,8 @@ class Decoration:
         Raises:
             TypeError, ValueError: as the facade's.
         """
-        optimizer = optimizer_of(step)
         run = self._driver.run
+        optimizer = inner_optimizer(optimizer_of(step, run.optimizers.values()))
         if all(optimizer is not known for known in run.optimizers.values()):
             raise ValueError("this optimizer was not given to the Checkpointer: optimizer=")
         if not run.models:
@@ -55,10 +60,11 @@ class Decoration:
             self._driver.early, self._driver.capture_early = None, False
 
     def is_pending(self) -> bool:
-        """Has an update come, and its iteration not ended yet?"""
-        driver = self._driver
-        decorated_only = driver.capture_early and not self.explicit
-        return decorated_only and driver.updated and not driver.in_step and not driver.store.closed
+        """Has an update come, or been skipped by a scaler, and its iteration not ended yet?"""
+        driver, updates = self._driver, self._driver.updates
+        if not driver.capture_early or self.explicit or updates.running or driver.store.closed:
+            return False
+        return updates.seen or updates.scaler_moved()
 
     def entered(self, model: nn.Module) -> None:
         """End an iteration at a forward call of *model*, if it has one to end."""

@@ -27,7 +27,7 @@ WARM_VERSIONS, MEASURED_VERSIONS = 2, 3
 # What PMDK adds: the Debian package that has it, and what is not there without it.
 LIBRARIES = {
     "libpmem2.so.1": ("libpmem2-1", "bad blocks and unsafe shutdowns go unseen"),
-    "libpmemobj.so.1": ("libpmemobj1", "pypmemobj opens no pools"),
+    "libpmemobj.so.1": ("libpmemobj1", "no catalog='pmemobj', and pypmemobj opens no pools"),
     "pmempool": ("pmdk-tools", "such pools cannot be checked from a shell"),
 }
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
@@ -258,7 +258,9 @@ def _advice(info: Info, filesystem: str, options: str, libraries: dict[str, bool
             yield "first touches of pages are slow: mount it with huge=within_size if you can"
     if durability == "file":
         yield "each version waits for the disk: a store on tmpfs with an archive costs less"
-        if filesystem in ("ext4", "xfs"):
+        if {"dax", "dax=always"} & set(options.split(",")):
+            yield "mounted with DAX, but its device takes no MAP_SYNC, as virtio-pmem does not"
+        elif filesystem in ("ext4", "xfs"):
             yield "if the disk is persistent memory, mount it with -o dax to write without msync"
     if durability == "emulated":
         yield "emulation is for trying things: what it makes durable is not"

@@ -21,7 +21,7 @@ from typing import Any
 
 from ._core import Store, Version
 from .arithmetic import settle_arithmetic
-from .capture import Run, scaler_states, swaps_weights, update_counters
+from .capture import Run, swaps_weights
 from .collect import capture_early, collect_host
 from .errors import (
     CheckpointError,
@@ -37,8 +37,15 @@ from .restore import apply, prepare
 from .settings import Settings
 from .structure import Structure
 from .trust import Standing, Trust
+from .updates import Updates
 
 TIMELINE_MAX = 4096
+_NOTHING_NEW = "nothing was updated since the last boundary"
+_SKIPPED_UPDATE = "a scaler skipped the update: the version before leads to the same state"
+_CUT = (
+    "optimizer {} adds gradients up over several iterations, in which others are updated: versions "
+    "from in between do not have its sums, and are not exact; use grads=True"
+)
 _LOOK_SECONDS = 0.5  # how often who waits looks whether the training thread is still there
 MADE_BY = f"lightckpt {version_of('lightckpt')}"
 
@@ -75,36 +82,25 @@ class Driver:
         self.flight: Flight | None = None
         self.error: CheckpointError | None = None
         self.durable_step = 0
-        self._stepping: set[str] = set()  # optimizers whose step is running
-        self.updated = False  # since the last boundary
+        self.updates = Updates(run)
         self.early: bytes | None = None
-        self.capture_early = False  # decoration only: loaders and generators as the step ends
+        self.capture_early = False  # decoration only: what batches are drawn from as the step ends
         self._structure: Structure | None = None
         self._plan: Plan | None = None
-        self._fired: list[str] = []  # optimizers in the order in which they last fired
-        self._firing: list[str] = []  # those that fired since the last boundary
-        self._scalers: Any = None
-        self._counters: dict[str, list[int]] = {}
         self._began = 0.0  # when the iteration began: the end of the last boundary
         self._carried = ""  # mode of the version that this iteration carries
         self._learning = False
         self._served = 0  # multiples of ``every`` that have had their version
-        self._forget_updates()
         settle_arithmetic()
 
     # -- hooks ---------------------------------------------------------------------------------
 
-    @property
-    def in_step(self) -> bool:
-        """Is an optimizer's step running?"""
-        return bool(self._stepping)
-
     def before_update(self, name: str) -> None:
         """Guard: return when *name* may change its tensors."""
         with self.lock:
-            if name in self._stepping:
-                self._stepping.clear()  # its last step, and those within it, ended in an exception
-            self._stepping.add(name)
+            self.updates.begin(name)
+            if self.updates.was_cut(name):
+                warnings.warn(_CUT.format(name), CheckpointWarning, 6)
             flight = self.flight
             if flight is None:
                 return
@@ -122,18 +118,15 @@ class Driver:
     def after_update(self, name: str) -> None:
         """Note that *name* has updated its tensors."""
         with self.lock:
-            self._stepping.discard(name)
-            self.updated = True
-            if name not in self._firing:
-                self._firing.append(name)
-            if self.capture_early and not self.in_step:
+            self.updates.end(name)
+            if self.capture_early and not self.updates.running:
                 self.early = capture_early(self.run)
 
     def poll(self) -> None:
         """Commit what has been copied, if it is a moment when nothing changes tensors."""
         with self.lock:
             at_home = threading.current_thread() is self._thread
-            if self.flight is not None and at_home and not self.in_step:
+            if self.flight is not None and at_home and not self.updates.running:
                 try:
                     self.flight.poll()
                 except CheckpointError as error:
@@ -149,6 +142,7 @@ class Driver:
             self._measure(begin)
             self.stats.iterations += 1
             flight, skipped = None, self._reason_to_skip(step, anyway)
+            failed = False
             try:
                 if not skipped:
                     skipped = self._make_room()
@@ -156,10 +150,13 @@ class Driver:
                 if not skipped:
                     flight = self._start(step, loop)
             except CheckpointError as error:
-                skipped = str(error)
+                skipped, failed = str(error), True
                 self.failed(error)
             self.early = None
-            self._forget_updates()
+            if skipped != _NOTHING_NEW:
+                if flight is not None:
+                    self.updates.note_cut()
+                self._forget_updates(unsaved=failed)
             self.stats.skipped += bool(skipped)
             self._carried = flight.record.mode if flight else ""
             self._began = time.perf_counter()
@@ -167,8 +164,10 @@ class Driver:
             return flight, skipped
 
     def _reason_to_skip(self, step: int, anyway: bool) -> str:
-        if not self.updated and not self._changed_unseen():
-            return "nothing was updated since the last boundary"
+        if not self.updates.any() and (self.updates.waiting() or not self._edited()):
+            return _NOTHING_NEW
+        if self.capture_early and self.early is None:
+            return _SKIPPED_UPDATE
         if anyway:
             return ""
         if self.tuner is not None:
@@ -180,32 +179,20 @@ class Driver:
             self._served = due
         return ""
 
-    def _changed_unseen(self) -> bool:
-        """Is there a version to make although no step hook fired?
-
-        So it is for runs without an optimizer, for captured gradients, for a scaler that skipped
-        the update and changed its scale, and for optimizers whose hooks never fire.
-        """
-        run = self.run
-        if not run.optimizers or run.grads:
+    def _edited(self) -> bool:
+        """Was a captured tensor changed, or replaced, by hand?"""
+        structure = self._structure
+        if structure is not None and not structure.refresh():
+            self._structure = None
             return True
-        if run.scalers and self._scalers != scaler_states(run):
+        if structure is not None and structure.moved:
+            self._plan = None
             return True
-        return any(
-            self._counters.get(name) != update_counters(run, name) for name in self._silent()
-        )
+        return self.updates.edited(structure)
 
-    def _silent(self) -> list[str]:
-        return [name for name in self.run.optimizers if name not in self._fired]
-
-    def _forget_updates(self) -> None:
-        if self._firing:
-            order = [*self._firing, *(n for n in self._fired if n not in self._firing)]
-            if order != self._fired:
-                self._fired, self._plan = order, None
-        self._firing, self.updated = [], False
-        self._scalers = scaler_states(self.run) if self.run.scalers else None
-        self._counters = {name: update_counters(self.run, name) for name in self._silent()}
+    def _forget_updates(self, *, unsaved: bool = False) -> None:
+        if self.updates.forget(self._structure, unsaved=unsaved):
+            self._plan = None
 
     def _make_room(self) -> str:
         """Land the version before, or with ``busy="drop"`` give it up if it is not copied yet."""
@@ -256,7 +243,7 @@ class Driver:
         mode = "stop" if mode == "stop" else "overlap"
         if self._plan is None or structure.moved or self._plan.mode != mode:
             # Only an optimizer whose guard was seen to fire can hold an update back.
-            guarded = [name for name in self._fired if not swaps_weights(self.run, name)]
+            guarded = [name for name in self.updates.order if not swaps_weights(self.run, name)]
             self._plan = Plan(structure, self.trust, guarded, mode)
         self._learning = any(ly.standing is Standing.PROBATION for ly in self._plan.layers)
         record = Record(step, mode)
@@ -370,6 +357,7 @@ class Driver:
         # Only now: had this failed, the newer versions would still be there.
         self.store.rebase(version.version)
         self.abandon()
+        self._forget_updates(unsaved=True)  # by this process: what is changed now may not show
         self.durable_step = version.step
         if self.tuner is None:
             self._served = version.step // int(self.settings.every)

@@ -279,6 +279,10 @@ class Flight:
         if len(spans):
             summed = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
         bad = self._changed(layer, summed)
+        if bad and layer.settled:  # what is edited now may be much more than whose turn it was
+            whole = self._store.submit(Op.CHECK, layer.spans)
+            bad = self._changed(layer, self._store.wait(whole, self._timeout))
+            self._trust.unsettle()
         self._judge(layer, bad)
         if bad:
             self.drop(f"{name_of(self._path(next(iter(bad))))} changed while it was being copied")

@@ -8,7 +8,7 @@ hook as plain Python, and goes on.
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -99,18 +99,59 @@ def glimpse_forward(model: nn.Module, entered: Callable[[], None]) -> RemovableH
     return model.register_forward_pre_hook(_Glimpse(entered))
 
 
-def optimizer_of(step: Any) -> Optimizer:
-    """Return the optimizer whose (possibly compiled or scheduler-wrapped) step method this is.
+def optimizer_of(step: Any, known: Iterable[Optimizer]) -> Optimizer:
+    """Return the optimizer that *step* is, or whose step method it is, however often wrapped.
+
+    An LR scheduler puts a plain function in the method's place that names no optimizer; so those
+    in *known* are asked whether their step has anything in common with *step*.
 
     Raises:
         TypeError: *step* is no optimizer's step method.
     """
-    seen = step
-    while seen is not None:
-        owner = getattr(seen, "__self__", None)
-        if isinstance(owner, Optimizer):
+    if isinstance(step, Optimizer):
+        return step
+    links = list(_unwrapped(step))
+    for link in links:
+        if isinstance(owner := getattr(link, "__self__", None), Optimizer):
             return owner
-        seen = getattr(seen, "_torchdynamo_orig_callable", None) or getattr(
-            seen, "__wrapped__", None
-        )
-    raise TypeError(f"{step!r} is not the step method of a torch optimizer")
+    for optimizer in known:
+        shared = list(_unwrapped(type(optimizer).step))  # by all of its class
+        own = [link for link in _unwrapped(vars(optimizer).get("step")) if link not in shared]
+        if any(link is mine for link in links for mine in own):
+            return optimizer
+    raise TypeError(
+        f"{step!r} is not the step method of an optimizer that this checkpointer knows; the "
+        "optimizer itself will do"
+    )
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    """Yield *function*, and what it wraps, from the outside in."""
+    while function is not None:
+        yield function
+        names = ("_torchdynamo_orig_callable", "__wrapped__", "func")  # the last is partial's
+        inner = (getattr(function, name, None) for name in names)
+        function = next((at for at in inner if at is not None), None)
+
+
+def inner_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return *optimizer*, or the one inside it where it only passes calls on.
+
+    Such wrappers (Accelerate's is one) leave ``Optimizer.__init__`` out: they have neither hooks
+    nor state of their own.
+
+    Raises:
+        TypeError: it has state of its own, which could not be watched.
+    """
+    while "_optimizer_step_pre_hooks" not in vars(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer) or not all(
+            getattr(optimizer, name, None) is getattr(inner, name)
+            for name in ("state", "param_groups")
+        ):
+            raise TypeError(
+                f"{type(optimizer).__qualname__} never called Optimizer.__init__, so it cannot be "
+                "watched: call it there, or give the optimizer inside, and the rest as extra="
+            )
+        optimizer = inner
+    return optimizer

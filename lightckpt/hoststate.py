@@ -47,9 +47,7 @@ from .errors import FormatError, UnsafeStateError
 
 DEPTH_MAX = 200  # Levels of nesting, both ways; each costs two Python frames.
 LEAF_ALIGN = 64
-_HEADER = struct.Struct("<4sIQ")
-_MAGIC = b"LCH1"
-_TAG = "$"
+_HEADER, _MAGIC, _TAG = struct.Struct("<4sIQ"), b"LCH1", "$"
 _INT_MAX = 2**63  # Ints beyond are written in hex: decimal is quadratic, and limited by Python.
 _INLINE_MAX = 64  # Longer bytes, and longer lists of int or float, become leaves.
 _WRITER = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":"))
@@ -284,8 +282,10 @@ def _dtype_spec(dtype: Any) -> Any:
 def _array(data: Any, spec: Any, shape: Any, order: Any) -> Any:
     """Make an array of a copy of *data*, once their number is seen to be what the shape needs."""
     dtype = np.lib.format.descr_to_dtype(*spec)
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError(f"an array of shape {shape} and dtype {dtype} has {len(data)} bytes")
+    # Of many parts, or of arrays, the product could take any time and memory.
+    sound = len(shape) <= 64 and {*map(type, shape)} <= {int} and not dtype.hasobject
+    if not sound or math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError(f"an array of dtype {dtype} and {len(shape)} dimensions has other bytes")
     return np.ndarray(shape, dtype, bytearray(data), order=order)
 
 
@@ -297,9 +297,8 @@ def _unpickled(_: object, data: memoryview) -> object:
 
 
 # fmt: off
-_BULKY = (bytes, bytearray, list, tuple)
 _CODES: dict[Any, str] = {(int,): "q", (float,): "d"}
-_SHARED = ("array", "hook", "pickle")
+_BULKY, _SHARED = (bytes, bytearray, list, tuple), ("array", "hook", "pickle")
 _FACTORIES = {kind.__name__: kind for kind in (int, float, list, dict, set, str, tuple)}
 _TORCH_KINDS = ("dtype", "layout", "memory_format", "qscheme")
 _IS_JSON: dict[type, Callable[[Any], bool]] = {
@@ -386,7 +385,8 @@ class _Decoder:
         parts = [self.value(child, depth + 1) for child in parts]
         form = _FORM_OF_TAG[tag]
         if form.types and not all(type(part) in form.types for part in parts):
-            raise TypeError(f"{tag} does not consist of {parts}")
+            kinds = [type(part).__name__ for part in parts[:9]]  # arrays may be long as text
+            raise TypeError(f"{tag} does not consist of {kinds}")
         return form.make(*parts)
 
     def leaf(self, index: int) -> object:

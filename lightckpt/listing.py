@@ -24,6 +24,7 @@ def describe_store(store: Store, path: FilePath) -> dict[str, Any]:
         "granularity": info.granularity.name.lower(),
         "emulated": info.emulated,
         "flush_method": info.flush_method,
+        "catalog": info.catalog.name.lower(),
         "bytes": info.bytes,
         "free_bytes": info.free_bytes,
         "slots": info.slots,
@@ -77,15 +78,15 @@ def describe_contents(store: Store, version: Version) -> dict[str, Any]:
 def layer_of(path: Path) -> str:
     """Return the layer a tensor belongs to: its module, or that of the parameter it is about."""
     kind, *rest = path
-    if kind == "state":
+    if kind == "state" and len(rest) > 2:
         return layer_of(tuple(rest[2:]))
-    if kind == "grad":
+    if kind == "grad" and rest:
         return layer_of(tuple(rest))
-    if kind == "model":
+    if kind == "model" and len(rest) > 1:
         model, name = rest[0], rest[1]
         module = name.rpartition(".")[0]
         return f"{model}/{module}" if module else model
-    return kind if kind == "tensor" else f"{kind}/{rest[0]}"
+    return kind if kind == "tensor" or not rest else f"{kind}/{rest[0]}"
 
 
 def _describe_tensor(entry: TensorEntry) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ._core import Store, Version
 from .archive import open_any
-from .collect import read_host
+from .collect import MISFITS, read_host
 from .errors import CheckpointWarning, CorruptError, FormatError
 from .manifest import Manifest, Path, TensorEntry, name_of
 from .reader import identity, missing, open_reader, pin_newest, read_manifest, verify
@@ -81,10 +81,14 @@ class _GrownError(FormatError):
 
 
 class _Holder:
-    """Keeps a store open; the last reference to it closes the store."""
+    """Keeps a store open; the last reference to it closes the store.
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    Of a device DAX node a reader maps the writer's own bytes, and may not write to them: then
+    ``shared`` is true, and what is given away must be copied.
+    """
+
+    def __init__(self, store: Store, *, shared: bool) -> None:
+        self.store, self.shared = store, shared
         weakref.finalize(self, store.close).atexit = False
 
     def locate(self, version: int, extent: int) -> Any:
@@ -102,7 +106,7 @@ def _let_go(holder: _Holder) -> None:
 def _load(
     store: Store, path: FilePath, step: int | None, *, allow_pickle: bool, check: bool
 ) -> dict[str, Any]:
-    holder = _Holder(store)
+    holder = _Holder(store, shared=path.is_char_device())
     damage: list[str] = []
     seen: set[tuple[int, int]] = set()
     kind: type[CorruptError | FormatError] = FormatError
@@ -142,7 +146,7 @@ def _read(holder: _Holder, version: Version, *, allow_pickle: bool, check: bool)
         raise CorruptError(f"bytes of {', '.join(bad)} differ from their checksums")
     try:
         return _Builder(holder, version, manifest, host).state()
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+    except MISFITS as error:
         raise FormatError(f"manifest and host state do not fit: {error!r}") from error
 
 
@@ -224,13 +228,16 @@ class _Builder:
                     f"extent {entry.extent} has {len(buffer)} bytes; the manifest says "
                     f"{self.manifest.extents[entry.extent]}"
                 )
-            self.extents[entry.extent] = torch.frombuffer(buffer, dtype=torch.uint8)
+            mapped = torch.frombuffer(buffer, dtype=torch.uint8)
+            self.extents[entry.extent] = mapped.clone() if self.holder.shared else mapped
         return stored_view(self.extents[entry.extent], entry)
 
     def _model(self, model: str) -> dict[str, Any]:
         found = {p[2]: v for p, v in self._of_kind("model", model) if p not in self.hidden}
         for module, extra in self.host["module"].get(model, {}).items():
             found[f"{module}._extra_state".removeprefix(".")] = extra
+        for module, state in self.host.get("shown", {}).get(model, {}).items():
+            found |= {f"{module}.{key}".removeprefix("."): value for key, value in state.items()}
         return found
 
     def _hidden(self, model: str) -> dict[str, Any]:

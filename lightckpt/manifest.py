@@ -45,6 +45,7 @@ def name_of(path: Path) -> str:
 class TensorEntry:
     """One tensor. Its element (0, 0, ...) lies at byte ``offset`` of extent ``extent``.
 
+    ``requires_grad`` is of leaves: a result of other tensors is saved without its history.
     ``extent`` is -1 for a tensor without bytes: an empty or uninitialised one, or a subclass whose
     inner tensors have entries of their own. ``stride`` is in elements. ``packed``: the bytes are a
     contiguous copy, since the tensor reaches less than half of the span it lies in.
@@ -89,6 +90,18 @@ class Manifest:
     absent: tuple[Path, ...] = ()
     single: tuple[str, ...] = ()
     made_by: str = ""
+
+
+def graded(manifest: Manifest) -> list[Path]:
+    """Return the tensors that may have a gradient, in a fixed order."""
+    owned = {path for groups in manifest.groups.values() for paths in groups for path in paths}
+    return [
+        entry.path
+        for entry in manifest.entries
+        if entry.path[0] in ("model", "tensor", "group")
+        and not entry.uninitialised
+        and (entry.parameter or entry.requires_grad or entry.path in owned)
+    ]
 
 
 _DEFAULTS = {
@@ -164,12 +177,15 @@ def _entry(fields: dict[str, Any], extents: tuple[int, ...]) -> TensorEntry:
     }
     entry = TensorEntry(**{**fields, **fixed})
     where = name_of(entry.path)
-    if entry.dtype not in DTYPE_BYTES and not entry.subclass:
+    known = entry.dtype in DTYPE_BYTES or bool(entry.subclass)
+    if type(entry.dtype) is not str or not known:
         raise ValueError(f"{where} has the dtype {entry.dtype!r}")
     if len(entry.shape) != len(entry.stride):
         raise ValueError(f"{where} has {len(entry.shape)} sizes and {len(entry.stride)} strides")
     if type(entry.extent) is not int or not -1 <= entry.extent < len(extents):
         raise ValueError(f"{where} lies in extent {entry.extent} of {len(extents)}")
+    if entry.extent < 0 and not (0 in entry.shape or entry.uninitialised or entry.subclass):
+        raise ValueError(f"{where} of shape {list(entry.shape)} lies in no extent")
     if entry.extent >= 0:
         end = _size(entry.offset) + _stored_bytes(entry)
         if end > extents[entry.extent]:
@@ -181,6 +197,6 @@ def _stored_bytes(entry: TensorEntry) -> int:
     if not entry.packed:
         return entry.span_bytes()
     count = 1
-    for n in entry.shape:
-        count *= n
+    for n, stride in zip(entry.shape, entry.stride, strict=True):
+        count *= n if stride else min(n, 1)  # expanded dimensions are stored once
     return count * DTYPE_BYTES[entry.dtype]

@@ -27,7 +27,36 @@ def _is_wrapper(module: nn.Module, child: str) -> bool:
     )
 
 
-def named_modules(model: nn.Module, *, every_name: bool = False) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (name, module), parents first, each module once under a name of its own.
+
+    A wrapper has the name of what it wraps and a prime behind it, one more for each layer: what is
+    wrapped has the same name with and without.
+    """
+    return ((name, module) for name, _, module in _distinct(model))
+
+
+def wrappers_in(model: nn.Module) -> dict[str, str]:
+    """Return name -> name of what it wraps, innermost, for each wrapper in *model*."""
+    return {name: inner for name, inner, _ in _distinct(model) if name != inner}
+
+
+def _distinct(model: nn.Module) -> list[tuple[str, str, nn.Module]]:
+    """List (own name, name of what is wrapped innermost, module), as named_modules yields them."""
+    visited = list(_visit(model))
+    inner = {name: at for at, (name, _) in enumerate(visited)}  # the last under each name
+    own: list[str] = [""] * len(visited)
+    taken = set(inner)
+    for at in reversed(range(len(visited))):
+        name = own[at] = visited[at][0]
+        if at != inner[name]:
+            while own[at] in taken:
+                own[at] += "'"
+            taken.add(own[at])
+    return [(name, bare, module) for name, (bare, module) in zip(own, visited, strict=True)]
+
+
+def _visit(model: nn.Module, *, every_name: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """Yield (normalised name, module), parents first, each module once or under every name."""
     seen: set[int] = set()
     stack: list[tuple[str, nn.Module]] = [("", model)]
@@ -64,7 +93,7 @@ def held_tensors(model: nn.Module) -> Iterator[Held]:
     Where dropping a wrapper makes two names equal, the second keeps its position as a suffix.
     """
     taken: set[str] = set()
-    for prefix, module in named_modules(model, every_name=True):
+    for prefix, module in _visit(model, every_name=True):
         for buffer, holder in ((False, module._parameters), (True, module._buffers)):
             for key, tensor in holder.items():
                 if tensor is None:
@@ -88,7 +117,7 @@ class Empty:
 
 def empty_buffers(model: nn.Module) -> Iterator[Empty]:
     """Yield the places of *model* that may hold a buffer and hold none."""
-    for prefix, module in named_modules(model):
+    for prefix, module in _visit(model):
         for key, value in module._buffers.items():
             if value is None:
                 yield Empty(f"{prefix}.{key}" if prefix else key, module._buffers, key)

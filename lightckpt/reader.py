@@ -100,6 +100,17 @@ def read_manifest(store: Store, version: Version) -> Manifest:
     return manifest
 
 
+def check_extents(store: Store, version: int, manifest: Manifest) -> None:
+    """Raise FormatError unless the extents of *version* are those that its manifest names."""
+    for extent, size in enumerate(manifest.extents):
+        try:
+            stored = len(store.locate(version, extent))
+        except ValueError as error:
+            raise FormatError(f"the manifest names more extents than there are: {error}") from error
+        if stored != size:
+            raise FormatError(f"extent {extent} has {stored} bytes; the manifest says {size}")
+
+
 def names_in(manifest: Manifest, extents: Collection[int]) -> list[str]:
     """Name the tensors that lie in *extents*, in the manifest's order."""
     wanted = set(extents)

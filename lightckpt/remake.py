@@ -3,37 +3,41 @@
 A fresh run lacks what appears in training: optimizer state, param groups of layers that were
 unfrozen, parameters of lazy modules, buffers that were empty, gradients. Objects that others hold
 on to (group dicts, learning rates held as tensors, state tensors that fit) are kept and changed in
-place. Nothing is read from the media here.
+place. Nothing is read from the media here, and nothing is refused: that was done before.
 """
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .capture import Run
-from .errors import StructureError
-from .manifest import Manifest, Path, TensorEntry, name_of
-from .names import empty_buffers, held_tensors, named_modules
-from .tensors import dtype_of, inner_tensors, is_uninitialised
+from .manifest import Manifest, Path, graded
+from .modules import set_modes
+from .names import Empty, empty_buffers, held_tensors
+from .sharing import Job, Tie, make_all
+from .tensors import dtype_of, empty_gradient, gradient_form, inner_tensors, is_uninitialised
 
 # Kinds of tensors that a fresh run need not have.
 MADE = ("state", "shared", "grad")
 
 
-def remake(manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor]) -> None:
+def remake(
+    manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor], ties: list[Tie]
+) -> None:
     """Make *run* hold every tensor of *manifest*; *places* gets those that it lacked."""
-    _set_buffers(manifest, run, places)
+    _empty_buffers(manifest, host, run, places)
     _materialise(manifest, places)
-    _set_flags(manifest, host, run, places)
-    for name, optimizer in run.optimizers.items():
-        _set_groups(optimizer, manifest.groups[name], host["groups"][name], places)
-    _make_state(manifest, host, run, places)
+    _set_flags(manifest, places)
+    set_modes(host, run)
+    _set_groups(manifest, host, run, places)
+    _set_gradients(manifest, host, places)
+    _make_state(manifest, host, run, places, ties)
 
 
 def fill_loose(host: dict[str, Any], run: Run, places: dict[Path, Tensor]) -> None:
     """Set the tensors that have no bytes of their own in a version (sparse ones)."""
+    empty = _empty(run)
     for path, saved in host["loose"]:
         kind, *rest = path
         if kind == "grad":
@@ -43,31 +47,33 @@ def fill_loose(host: dict[str, Any], run: Run, places: dict[Path, Tensor]) -> No
         elif kind == "shared":
             shared: dict[Any, Any] = run.optimizers[rest[0]].state
             shared[rest[1]] = saved
-        else:
+        elif tuple(path) in places:
             places[tuple(path)].copy_(saved)
+        else:
+            place = empty[tuple(path)]
+            place.holder[place.key] = saved
 
 
-def fillable(manifest: Manifest, run: Run) -> tuple[set[Path], set[Path]]:
+def fillable(manifest: Manifest, host: dict[str, Any], run: Run) -> tuple[set[Path], set[Path]]:
     """Return the buffers that *run* has empty and the store has not, and the other way round."""
-    empty: set[Path] = {
-        ("model", name, place.name)
+    saved = {entry.path for entry in manifest.entries if entry.buffer and entry.path[0] == "model"}
+    saved |= {tuple(path) for path, _ in host["loose"] if path[0] == "model"}
+    return _empty(run).keys() & saved, set(manifest.absent) - saved
+
+
+def _empty(run: Run) -> dict[Path, Empty]:
+    return {
+        ("model", name, place.name): place
         for name, model in run.models.items()
         for place in empty_buffers(model)
     }
-    saved = {entry.path for entry in manifest.entries if entry.buffer and entry.path[0] == "model"}
-    return empty & saved, set(manifest.absent) - saved
 
 
-def _set_buffers(manifest: Manifest, run: Run, places: dict[Path, Tensor]) -> None:
-    entries = {entry.path: entry for entry in manifest.entries}
-    to_fill, to_empty = fillable(manifest, run)
+def _empty_buffers(
+    manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor]
+) -> None:
+    _, to_empty = fillable(manifest, host, run)
     for name, model in run.models.items():
-        for place in empty_buffers(model):
-            path: Path = ("model", name, place.name)
-            if path in to_fill:
-                entry = entries[path]
-                made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype))
-                places[path] = place.holder[place.key] = made
         for held in list(held_tensors(model)):
             path = ("model", name, held.name)
             if held.buffer and path in to_empty:
@@ -83,92 +89,120 @@ def _materialise(manifest: Manifest, places: dict[Path, Tensor]) -> None:
             made.materialize(entry.shape, dtype=dtype_of(entry.dtype))
 
 
-def _set_flags(
-    manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor]
-) -> None:
+def _set_flags(manifest: Manifest, places: dict[Path, Tensor]) -> None:
     for entry in manifest.entries:
         tensor = places.get(entry.path)
-        if tensor is not None and isinstance(tensor, nn.Parameter) and entry.parameter:
+        if (
+            tensor is not None
+            and isinstance(tensor, nn.Parameter) == entry.parameter
+            and tensor.is_leaf
+            and tensor.requires_grad != entry.requires_grad
+        ):
             tensor.requires_grad = entry.requires_grad
-    for name, model in run.models.items():
-        evaluating = set(host["modes"][name])
-        for at, module in named_modules(model):
-            module.training = at not in evaluating
 
 
 def _set_groups(
-    optimizer: Optimizer,
-    members: list[list[Path]],
-    options: list[dict[str, Any]],
-    places: dict[Path, Tensor],
+    manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor]
 ) -> None:
     """Bring groups, membership and options to what they were, keeping list and dicts as objects.
 
-    Schedulers and wrapping optimizers hold on to them. A live group is recognised by its members.
+    Schedulers and wrapping optimizers hold on to them.
     """
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for name, optimizer in run.optimizers.items():
+        members = [[places[path] for path in paths] for paths in manifest.groups[name]]
+        groups = _matching_groups(optimizer, members)
+        pairs += zip(groups, host["groups"][name], strict=True)
+        for group, parameters in zip(groups, members, strict=True):
+            group["params"] = parameters
+        optimizer.param_groups[:] = groups
+    _set_options(pairs)
+
+
+def _matching_groups(optimizer: Optimizer, members: list[list[Tensor]]) -> list[dict[str, Any]]:
+    """Return a live group for each list of members: one with members in common, or a new one."""
     live = list(optimizer.param_groups)
-    groups = []
-    for paths, saved in zip(members, options, strict=True):
-        parameters = [places[path] for path in paths]
+    groups: list[dict[str, Any]] = []
+    for parameters in members:
         wanted = {id(parameter) for parameter in parameters}
 
-        def common(group: dict[str, Any], wanted: set[int] = wanted) -> int:
-            return len(wanted & {id(parameter) for parameter in group["params"]})
+        def common(at: int, wanted: set[int] = wanted) -> int:
+            return len(wanted & {id(parameter) for parameter in live[at]["params"]})
 
-        group = max(live, key=common, default=None)
-        if group is None or (wanted and not common(group)):
-            group = {}
+        at = max(range(len(live)), key=common, default=None)
+        if at is None or (wanted and not common(at)):
+            groups.append({})
         else:
-            live.remove(group)
-        _set_options(group, saved)
-        group["params"] = parameters
-        groups.append(group)
-    optimizer.param_groups[:] = groups
+            groups.append(live.pop(at))
+    return groups
 
 
-def _set_options(group: dict[str, Any], saved: dict[str, Any]) -> None:
-    for key in group.keys() - saved.keys() - {"params"}:
-        del group[key]
-    for key, value in saved.items():
-        held = group.get(key)
-        if (
-            isinstance(value, Tensor)
-            and isinstance(held, Tensor)
-            and (held.shape, held.dtype) == (value.shape, value.dtype)
-        ):
-            held.copy_(value)  # whoever shares the tensor sees the value
-        else:
-            group[key] = value
+def _set_options(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Give each group the options saved for it.
+
+    A tensor is kept and changed in place, for others to see. One that several groups had in common
+    (it was decoded once) they have in common again, and no other group has it.
+    """
+    now: dict[int, Tensor] = {}  # by id of the saved tensor
+    taken: set[int] = set()
+    for group, saved in pairs:
+        for key in group.keys() - saved.keys() - {"params"}:
+            del group[key]
+        for key, value in saved.items():
+            if not isinstance(value, Tensor):
+                group[key] = value
+                continue
+            held: Any = group.get(key)
+            if id(value) not in now:
+                fits = (
+                    isinstance(held, Tensor)
+                    and id(held) not in taken
+                    and (held.shape, held.dtype) == (value.shape, value.dtype)
+                )
+                now[id(value)] = held.copy_(value) if fits else value
+                taken.add(id(now[id(value)]))
+            group[key] = now[id(value)]
+
+
+def _set_gradients(manifest: Manifest, host: dict[str, Any], places: dict[Path, Tensor]) -> None:
+    """Leave no gradient where there was none, and zeros where there was one that is not saved."""
+    forms = dict(zip(graded(manifest), host.get("grads", b""), strict=False))
+    saved = {entry.path[1:] for entry in manifest.entries if entry.path[0] == "grad"}
+    for path, tensor in places.items():
+        if not tensor.is_leaf or is_uninitialised(tensor) or path in saved:
+            continue
+        if not (form := forms.get(path, 0)):
+            if tensor.grad is not None:
+                tensor.grad = None
+        elif tensor.grad is not None and gradient_form(tensor.grad) == form:
+            tensor.grad.zero_()
+        elif inner_tensors(tensor) is None:
+            tensor.grad = empty_gradient(tensor, form)
 
 
 def _make_state(
-    manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor]
+    manifest: Manifest,
+    host: dict[str, Any],
+    run: Run,
+    places: dict[Path, Tensor],
+    ties: list[Tie],
 ) -> None:
-    """Make each optimizer's state what it was, reusing live tensors that fit; bytes come later."""
+    """Make what the run lacks, reusing live tensors that fit; bytes come later."""
     wanted: dict[str, dict[Any, dict[Any, Any]]] = {name: {} for name in run.optimizers}
     whole: dict[str, dict[Any, Any]] = {name: {} for name in run.optimizers}
-    maker = _Maker(manifest)
-    wrappers = {entry.path for entry in manifest.entries if entry.subclass}
-    for entry in manifest.entries:
-        kind = entry.path[0] if entry.path[:-1] not in wrappers else ""  # they bring their inner
+    empty = _empty(run)
+    jobs = _jobs(manifest, run, places)
+    for job, tensor in zip(jobs, make_all(jobs, ties, places), strict=True):
+        kind, *rest = path = job.entry.path
         if kind == "state":
-            _, name, key, *path = entry.path
-            owner = places[tuple(path)]
-            held = run.optimizers[name].state.get(owner, {})
-            reuse = held.get(key) if isinstance(held, dict) else None
-            tensor = maker.tensor_for(entry, reuse, owner)
-            wanted[name].setdefault(owner, {})[key] = tensor
-            _place(places, entry.path, tensor)
+            wanted[rest[0]].setdefault(job.owner, {})[rest[1]] = tensor
         elif kind == "shared":
-            _, name, key = entry.path
-            shared: dict[Any, Any] = run.optimizers[name].state
-            tensor = maker.tensor_for(entry, shared.get(key), None)
-            whole[name][key] = tensor
-            _place(places, entry.path, tensor)
+            whole[rest[0]][rest[1]] = tensor
         elif kind == "grad":
-            owner = places[entry.path[1:]]
-            owner.grad = maker.tensor_for(entry, owner.grad, owner)
-            _place(places, entry.path, owner.grad)
+            places[tuple(rest)].grad = tensor
+        else:
+            empty[path].holder[empty[path].key] = tensor
+        _place(places, path, tensor)
     for name, path, key, value in host["state"]:
         if not path:
             whole[name][key] = value
@@ -176,15 +210,6 @@ def _make_state(
             whole[name][places[tuple(path)]] = value
         else:
             wanted[name].setdefault(places[tuple(path)], {})[key] = value
-    if run.grads:
-        saved = {entry.path[1:] for entry in manifest.entries if entry.path[0] == "grad"}
-        for place, tensor in places.items():
-            if isinstance(tensor, nn.Parameter) and place not in saved:
-                tensor.grad = None
-    else:  # a fresh process has no part of a sum of gradients; this one may
-        for tensor in places.values():
-            if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
-                tensor.grad.zero_()
     for name, optimizer in run.optimizers.items():
         for owner in optimizer.state.keys() - wanted[name].keys() - whole[name].keys():
             del optimizer.state[owner]
@@ -195,52 +220,30 @@ def _make_state(
         optimizer.state.update(whole[name])
 
 
+def _jobs(manifest: Manifest, run: Run, places: dict[Path, Tensor]) -> list[Job]:
+    """Return what a run need not have: state, gradients, and buffers whose places are empty."""
+    wrappers = {entry.path for entry in manifest.entries if entry.subclass}
+    jobs = []
+    for entry in manifest.entries:
+        kind, *rest = entry.path
+        if entry.path[:-1] in wrappers:  # they bring their inner tensors
+            continue
+        if kind == "state":
+            owner = places[tuple(rest[2:])]
+            held = run.optimizers[rest[0]].state.get(owner, {})
+            jobs.append(Job(entry, held.get(rest[1]) if isinstance(held, dict) else None, owner))
+        elif kind == "shared":
+            shared: dict[Any, Any] = run.optimizers[rest[0]].state
+            jobs.append(Job(entry, shared.get(rest[1])))
+        elif kind == "grad":
+            owner = places[tuple(rest)]
+            jobs.append(Job(entry, owner.grad, owner))
+        elif entry.path not in places:
+            jobs.append(Job(entry))
+    return jobs
+
+
 def _place(places: dict[Path, Tensor], path: Path, tensor: Tensor) -> None:
     places[path] = tensor
     for name, inner in (inner_tensors(tensor) or {}).items():
         _place(places, (*path, f"<{name}>"), inner)
-
-
-class _Maker:
-    """Makes tensors that a fresh run lacks; those that shared an extent share memory again."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._sizes = manifest.extents
-        self._sharing: dict[int, int] = {}
-        self._bases: dict[int, Tensor] = {}
-        for entry in manifest.entries:
-            if entry.path[0] in MADE:
-                self._sharing[entry.extent] = self._sharing.get(entry.extent, 0) + 1
-
-    def tensor_for(self, entry: TensorEntry, held: Any, owner: Tensor | None) -> Tensor:
-        if entry.subclass:
-            return self._subclass(entry, held, owner)
-        dtype = dtype_of(entry.dtype)
-        fits = (
-            type(held) is Tensor
-            and held.dtype == dtype
-            and tuple(held.shape) == entry.shape
-            and held.stride() == entry.stride
-            and held.layout == torch.strided
-        )
-        if fits:
-            return held  # type: ignore[no-any-return]
-        if entry.extent >= 0 and self._sharing[entry.extent] > 1 and not entry.packed:
-            base = self._bases.get(entry.extent)
-            if base is None:
-                base = torch.zeros(self._sizes[entry.extent], dtype=torch.uint8)
-                self._bases[entry.extent] = base
-            flat = base[entry.offset : entry.offset + entry.span_bytes()].view(dtype)
-            return flat.as_strided(entry.shape, entry.stride)
-        made = torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
-        if entry.conj:
-            made = made.conj()
-        return made._neg_view() if entry.neg else made
-
-    def _subclass(self, entry: TensorEntry, held: Any, owner: Tensor | None) -> Tensor:
-        for candidate in (held, None if owner is None else torch.zeros_like(owner)):
-            if isinstance(candidate, Tensor) and type(candidate).__qualname__ == entry.subclass:
-                return candidate
-        raise StructureError(
-            f"{name_of(entry.path)} is a {entry.subclass}; none can be made from its parameter"
-        )

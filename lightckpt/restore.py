@@ -18,14 +18,17 @@ from torch import Tensor
 
 from ._core import Store
 from .capture import Run, parameter_paths
-from .collect import STATEFUL, has_extra_state, read_host
-from .errors import StructureError
-from .manifest import Manifest, Path, decode_manifest, name_of
-from .names import held_tensors, named_modules
+from .collect import MISFITS, STATEFUL, read_host
+from .errors import FormatError, StructureError
+from .manifest import Manifest, Path, TensorEntry, decode_manifest, graded, name_of
+from .modules import check_modules, load_module_states, missing_modules
+from .names import held_tensors
+from .reader import check_extents
 from .remake import MADE, fill_loose, fillable, remake
 from .rng import apply_rng
+from .sharing import Tie, check_ties, find_ties
 from .tensors import inner_tensors, is_uninitialised
-from .transfer import Target, check_sharing, write_targets
+from .transfer import Target, write_targets
 
 _SHOWN_MAX = 8  # differences spelled out in a message
 
@@ -37,6 +40,7 @@ class Restoration:
     manifest: Manifest
     host: dict[str, Any]
     places: dict[Path, Tensor]  # live tensors by path; parameters only by their own paths
+    ties: list[Tie] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
 
@@ -52,18 +56,49 @@ def prepare(store: Store, version: int, run: Run) -> Restoration:
     manifest = decode_manifest(manifest_bytes)
     with _plain_tensors():
         host = read_host(bytes(host_bytes), allow_pickle=run.allow_pickle)
+    check_extents(store, version, manifest)
     restoration = Restoration(manifest, host, _live_tensors(run))
-    _compare_tensors(restoration, *fillable(manifest, run))
-    _compare_optimizers(restoration, run)
-    _compare_names(restoration, "model", host["modes"].keys(), run.models.keys())
-    for kind, attribute in STATEFUL.items():
-        _compare_names(restoration, kind, host[kind].keys(), getattr(run, attribute).keys())
+    try:
+        _compare_all(restoration, run)
+    except MISFITS as error:
+        raise FormatError(f"manifest and host state do not fit: {error!r}") from error
     if found := restoration.differences:
         shown = "; ".join(found[:_SHOWN_MAX])
         more = f"; and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
         raise StructureError(f"the store holds the state of another run: {shown}{more}")
-    check_sharing(store, version, _targets(restoration, restoration.places))
+    try:
+        restoration.ties = find_ties(manifest)
+        check_ties(manifest, restoration.ties, restoration.places)
+    except MISFITS as error:
+        raise FormatError(f"the manifest contradicts itself: {error!r}") from error
     return restoration
+
+
+def _compare_all(restoration: Restoration, run: Run) -> None:
+    manifest, host = restoration.manifest, restoration.host
+    groups = {name: len(options) for name, options in host["groups"].items()}
+    if groups != {name: len(members) for name, members in manifest.groups.items()}:
+        raise ValueError(f"the manifest has other param groups than {groups}")
+    check_modules(host)
+    _check_gradients(manifest, host.get("grads", b""))
+    _compare_tensors(restoration, *fillable(manifest, host, run))
+    _compare_optimizers(restoration, run)
+    _compare_names(restoration, "model", host["modes"].keys(), run.models.keys())
+    restoration.differences += [
+        f"module {name} has state of its own in the store only"
+        for name in missing_modules(host, run)
+    ]
+    for kind, attribute in STATEFUL.items():
+        _compare_names(restoration, kind, host[kind].keys(), getattr(run, attribute).keys())
+
+
+def _check_gradients(manifest: Manifest, forms: bytes) -> None:
+    shapes = {entry.path: entry.shape for entry in manifest.entries}
+    if type(forms) is not bytes or (forms and len(forms) != len(graded(manifest))):
+        raise ValueError("the gradients are those of other tensors")
+    for path, form in zip(graded(manifest), forms, strict=False):
+        if form > 1 + len(shapes[path]):
+            raise ValueError(f"a gradient of {name_of(path)} has {form - 1} sparse dimensions")
 
 
 @contextmanager
@@ -106,26 +141,48 @@ def _compare_names(
 
 def _compare_tensors(restoration: Restoration, empty: set[Path], emptied: set[Path]) -> None:
     places, differences = restoration.places, restoration.differences
-    saved = {e.path: e for e in restoration.manifest.entries if e.path[0] not in MADE}
-    loose = {tuple(path) for path, _ in restoration.host["loose"]}
+    saved: dict[Path, TensorEntry | Tensor] = {
+        entry.path: entry for entry in restoration.manifest.entries if entry.path[0] not in MADE
+    }
+    for path, tensor in restoration.host["loose"]:
+        if path[0] not in MADE:
+            saved[tuple(path)] = tensor
     differences += [
         f"{name_of(path)} is in the store only" for path in saved.keys() - places.keys() - empty
     ]
     for path, tensor in places.items():
-        entry = saved.get(path)
-        if entry is None:
-            if path not in loose and path not in emptied:
-                differences.append(f"{name_of(path)} is in the run only")
-        elif entry.uninitialised:
-            if not is_uninitialised(tensor):
-                differences.append(f"{name_of(path)} was saved before it was initialised")
-        elif not is_uninitialised(tensor):
-            live = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            if live != (entry.shape, entry.dtype) and not entry.subclass:
-                differences.append(
-                    f"{name_of(path)} has {entry.dtype} {list(entry.shape)} in the store and "
-                    f"{live[1]} {list(live[0])} in the run"
-                )
+        if path in saved:
+            if difference := _difference(saved[path], tensor):
+                differences.append(f"{name_of(path)} {difference}")
+        elif path not in emptied:
+            differences.append(f"{name_of(path)} is in the run only")
+
+
+def _difference(saved: TensorEntry | Tensor, tensor: Tensor) -> str:
+    """Say in what *tensor* differs from what was saved in its place; "" if in nothing."""
+    if isinstance(saved, TensorEntry):
+        if saved.uninitialised:
+            return "" if is_uninitialised(tensor) else "was saved before it was initialised"
+        if is_uninitialised(tensor) or (saved.subclass and not tensor.is_nested):
+            return ""
+        form = saved.dtype, list(saved.shape)
+    else:
+        form = str(saved.dtype).removeprefix("torch."), list(saved.shape)
+    layouts = [_layout(one) for one in (saved, tensor)]
+    if layouts[0] != layouts[1]:
+        return f"is {layouts[0]} in the store and {layouts[1]} in the run"
+    live = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    if live == form:
+        return ""
+    return f"has {form[0]} {form[1]} in the store and {live[0]} {live[1]} in the run"
+
+
+def _layout(tensor: TensorEntry | Tensor) -> str:
+    if isinstance(tensor, TensorEntry):
+        return "strided"
+    if is_uninitialised(tensor):
+        return "uninitialised"
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
 def _compare_optimizers(restoration: Restoration, run: Run) -> None:
@@ -136,6 +193,16 @@ def _compare_optimizers(restoration: Restoration, run: Run) -> None:
             for path in members:
                 if path not in restoration.places:
                     differences.append(f"optimizer {name} owns {name_of(path)}, the run has none")
+    for name, optimizer in run.optimizers.items():
+        # What each group needs: others come and go, with schedulers and as users like.
+        needed = set(optimizer.defaults).intersection(*optimizer.param_groups)
+        for options in restoration.host["groups"].get(name, ()):
+            if missing := sorted(map(str, needed - options.keys() - {"params"})):
+                differences.append(
+                    f"optimizer {name} ({type(optimizer).__qualname__}) needs the options "
+                    f"{missing}, which are not in the store"
+                )
+                break
 
 
 def _targets(restoration: Restoration, places: dict[Path, Tensor]) -> list[Target]:
@@ -155,14 +222,10 @@ def apply(store: Store, version: int, run: Run, restoration: Restoration) -> Non
     """
     manifest, host, places = restoration.manifest, restoration.host, restoration.places
     with torch.no_grad(), _plain_tensors():
-        remake(manifest, host, run, places)
+        remake(manifest, host, run, places, restoration.ties)
         write_targets(store, version, _targets(restoration, places))
         fill_loose(host, run, places)
-    for name, model in run.models.items():
-        extra = host["module"][name]
-        for at, module in named_modules(model):
-            if at in extra and has_extra_state(module):
-                module.set_extra_state(extra[at])
+    load_module_states(host, run)
     for kind, attribute in STATEFUL.items():
         for name, item in getattr(run, attribute).items():
             item.load_state_dict(host[kind][name])

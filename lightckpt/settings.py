@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ._core import Media, Store
+from ._core import Catalog, Media, Store
 from .capture import Run, with_nested
 from .errors import NoSpaceError
+from .hooks import inner_optimizer
 from .names import held_tensors
 from .tensors import is_uninitialised
 
@@ -19,6 +20,7 @@ MODES = ("auto", "overlap", "stop")
 BUSY = ("wait", "drop")
 ON_ERROR = ("warn", "raise")
 MEDIA = {kind.name.lower(): kind for kind in Media}
+CATALOG = {kind.name.lower(): kind for kind in Catalog}
 KEEP_MAX = 14  # of 16 slots: one more for the version in flight, one to go back to an older one
 STATE_PER_PARAMETER = 2  # tensors of its size that an optimizer usually adds: Adam's moments
 
@@ -32,6 +34,7 @@ class Settings:
     mode: str = "auto"
     busy: str = "wait"
     media: str = "auto"
+    catalog: str = "auto"
     size: int | None = None
     timeout: float = 60
     on_error: str = "warn"
@@ -44,7 +47,8 @@ class Settings:
         if type(self.keep) is not int or not 1 <= self.keep <= KEEP_MAX:
             raise ValueError(f"keep={self.keep!r} must be 1 to {KEEP_MAX}")
         for name, allowed in (
-            ("mode", MODES), ("busy", BUSY), ("on_error", ON_ERROR), ("media", tuple(MEDIA))
+            ("mode", MODES), ("busy", BUSY), ("on_error", ON_ERROR), ("media", tuple(MEDIA)),
+            ("catalog", tuple(CATALOG)),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {allowed}")
@@ -62,20 +66,28 @@ def _by_name(kind: str, given: Any, wanted: type | tuple[str, ...]) -> tuple[dic
         return {}, False
     # ModuleDict and friends are modules, not dicts; a scheduler is neither.
     single = not isinstance(given, Mapping)
-    objects = {kind: given} if single else dict(given)
+    objects: dict[str, Any] = {kind: given} if single else dict(given)
     for name, value in objects.items():
         where = f"{kind}" if single else f"{kind}[{name!r}]"
         if type(name) is not str or not name:
             raise TypeError(f"{kind} has the name {name!r}; names are non-empty strings")
         if isinstance(wanted, type):
             if not isinstance(value, wanted):
-                raise TypeError(f"{where} is a {type(value).__name__}, not a {wanted.__name__}")
+                raise TypeError(
+                    f"{where} is a {_full_name(type(value))}, not a {_full_name(wanted)}"
+                )
         elif missing := [method for method in wanted if not hasattr(value, method)]:
             hint = ""
             if isinstance(value, torch.utils.data.DataLoader):
                 hint = ": give the loader to iterate(), which keeps its position"
-            raise TypeError(f"{where} is a {type(value).__name__} without {missing}{hint}")
+            raise TypeError(f"{where} is a {_full_name(type(value))} without {missing}{hint}")
     return objects, single
+
+
+def _full_name(kind: type) -> str:
+    """Name *kind* with its module: numpy has a Generator, too."""
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
 
 
 _STATEFUL = ("state_dict", "load_state_dict")
@@ -119,14 +131,16 @@ def make_run(
             single.append(kind)
     if not any(found[kind] for kind in ("model", "optimizer", "tensors", "extra")):
         raise ValueError("there is nothing to save: give a model, an optimizer, tensors or extra")
+    optimizers = {name: inner_optimizer(item) for name, item in found["optimizer"].items()}
     return Run(
         models=found["model"],
-        optimizers=with_nested(found["optimizer"]),
-        given=tuple(found["optimizer"]),
+        optimizers=with_nested(optimizers),
+        given=tuple(optimizers),
         schedulers=found["scheduler"],
         scalers=found["scaler"],
         extras=found["extra"],
-        tensors=found["tensors"],
+        # The caller's own dict, if it is one: another tensor may take a name in it.
+        tensors=tensors if isinstance(tensors, dict) else found["tensors"],
         generators=found["generators"],
         rng=rng,
         grads=grads,
@@ -178,6 +192,7 @@ def open_store(path: Path, settings: Settings, run: Run) -> Store:
         path,
         create=True,
         media=MEDIA[settings.media],
+        catalog=CATALOG[settings.catalog],
         size_bytes=settings.size or 0,
         workers=settings.workers,
     )

@@ -9,6 +9,7 @@ stored once. A tensor that reaches less than half of its span (a column of a mat
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter, call, is_
 from typing import Any
 
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from . import _core
 from .capture import Leaf, Run, Walk, getter_of, walk_run
 from .errors import UnsafeStateError
-from .manifest import Manifest, TensorEntry, encode_manifest, name_of
+from .manifest import Manifest, TensorEntry, encode_manifest, graded, name_of
 from .names import empty_buffers
+from .overlap import meetings, reach_of
 from .tensors import (
     compact,
     dtype_name,
@@ -32,12 +34,16 @@ from .tensors import (
 
 @dataclass(slots=True)
 class Extent:
-    """A span of memory that is stored once, and the leaves that lie in it."""
+    """A span of memory that is stored once, and the leaves that lie in it.
+
+    If ``packed``, the leaves are all alike: one tensor, or several at the same elements.
+    """
 
     size: int
     leaves: list[Leaf]
     address: int
     packed: bool = False
+    span: int = 0  # bytes of memory from the first to behind the last; ``size`` unless packed
     storage: Any = None  # keeps the memory alive while workers read it
     copy: Tensor | None = None  # the contiguous copy of a packed extent
 
@@ -60,14 +66,40 @@ def _merge(leaves: list[Leaf]) -> list[Extent]:
     extents = []
     for begin, end, _, members in sorted(merged, key=lambda span: span[2]):
         reached = sum(compact_bytes(leaf) for leaf in members)
-        if reached * 2 >= end - begin:
-            extents.append(Extent(end - begin, members, begin))
+        alike = _alike(members) if reached * 2 < end - begin else []
+        if not alike or _meet([leaves[0] for leaves in alike]):
+            extents.append(Extent(end - begin, members, begin, span=end - begin))
         else:
-            extents += [Extent(compact_bytes(one), [one], 0, packed=True) for one in members]
+            extents += [_packed(leaves) for leaves in alike]
     for index, extent in enumerate(extents):
         for leaf in extent.leaves:
             leaf.extent = index
     return extents
+
+
+def _alike(leaves: list[Leaf]) -> list[list[Leaf]]:
+    """Put leaves together that reach the same elements."""
+    found: dict[Any, list[Leaf]] = {}
+    for leaf in leaves:
+        flags = leaf.tensor.is_conj(), leaf.tensor.is_neg()
+        found.setdefault((leaf.address, leaf.dtype, leaf.shape, leaf.stride, flags), []).append(
+            leaf
+        )
+    return list(found.values())
+
+
+def _meet(leaves: list[Leaf]) -> bool:
+    """Have two of *leaves* bytes in common? Then copies of each could not show it."""
+    reaches = [
+        reach_of(leaf.address, leaf.tensor.element_size(), leaf.shape, leaf.stride)
+        for leaf in leaves
+    ]
+    return any(True for _ in meetings(reaches))
+
+
+def _packed(leaves: list[Leaf]) -> Extent:
+    address, span = span_of(leaves[0].tensor)
+    return Extent(compact_bytes(leaves[0]), leaves, address, packed=True, span=span)
 
 
 def compact_bytes(leaf: Leaf) -> int:
@@ -96,9 +128,9 @@ def _entry(leaf: Leaf, extents: list[Extent]) -> TensorEntry:
         stride = tuple(p if s else 0 for p, s in zip(plain, stride, strict=True))
     return TensorEntry(
         leaf.path, dtype_name(leaf.dtype), shape, stride, leaf.extent, offset,
-        requires_grad=leaf.requires_grad, buffer=leaf.buffer, persistent=leaf.persistent,
-        parameter=isinstance(tensor, nn.Parameter), conj=tensor.is_conj(), neg=tensor.is_neg(),
-        packed=packed, subclass=leaf.subclass,
+        requires_grad=leaf.requires_grad and tensor.is_leaf, buffer=leaf.buffer,
+        persistent=leaf.persistent, parameter=isinstance(tensor, nn.Parameter),
+        conj=tensor.is_conj(), neg=tensor.is_neg(), packed=packed, subclass=leaf.subclass,
     )  # fmt: skip
 
 
@@ -137,6 +169,8 @@ class Structure:
         )
         self.manifest = Manifest(entries, sizes, walk.groups, absent, run.single, made_by)
         self.blob = encode_manifest(self.manifest)
+        by_path = {leaf.path: leaf.tensor for leaf in walk.leaves}
+        walk.graded = [by_path[path] for path in graded(self.manifest)]
         self.sizes = _core.make_sizes(sizes)
 
     def owners(self, extent: Extent) -> frozenset[str]:
@@ -149,7 +183,10 @@ class Structure:
         self.moved = False
         if self.lazy or not self._watch.is_same():
             return False
-        return all(self._follow(leaf, address) for leaf, address in self._watch.moved())
+        moved = self._watch.moved()
+        if not all(self._follow(leaf, address) for leaf, address in moved):
+            return False
+        return not moved or not self._cross()
 
     def _follow(self, leaf: Leaf, address: int) -> bool:
         if leaf.extent < 0:
@@ -159,10 +196,14 @@ class Structure:
             return False
         leaf.address = address
         extent.storage = [leaf.tensor.untyped_storage()]
-        if not extent.packed:
-            extent.address = address
-            self.moved = True
+        extent.address = address
+        self.moved = self.moved or not extent.packed
         return True
+
+    def _cross(self) -> bool:
+        """Do extents lie over each other, as after ``b.data = a.data``?"""
+        spans = sorted((extent.address, extent.address + extent.span) for extent in self.extents)
+        return any(begin < end for (_, end), (begin, _) in pairwise(spans))
 
     def pack(self) -> None:
         """Bring the copies of packed extents up to date; they are few, and small for their span."""

@@ -4,6 +4,7 @@ Also the one way in which tensors travel inside host state (learning rates held 
 loader's generator state, an averaged copy in an ``extra``): as leaves of raw bytes.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from .manifest import DTYPE_BYTES
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in DTYPE_BYTES if hasattr(torch, name)
 }
+_GRADIENT = attrgetter("grad")
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -77,6 +79,26 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected = s * n
     return True
+
+
+def gradient_form(gradient: Tensor) -> int:
+    """Return 1 for a dense gradient, one more than its sparse dimensions for a COO one."""
+    return 1 + gradient.sparse_dim() if gradient.layout == torch.sparse_coo else 1
+
+
+def gradient_forms(tensors: list[Tensor]) -> bytes:
+    """Return the form of each tensor's gradient; 0 where there is none."""
+    gradients = map(_GRADIENT, tensors)
+    return bytes([0 if g is None else gradient_form(g) if g.is_sparse else 1 for g in gradients])
+
+
+def empty_gradient(tensor: Tensor, form: int) -> Tensor:
+    """Return a gradient of zeros for *tensor*, of a form that :func:`gradient_form` returned."""
+    if form == 1:
+        return torch.zeros_like(tensor)
+    at = torch.empty((form - 1, 0), dtype=torch.int64)
+    values = torch.empty((0, *tensor.shape[form - 1 :]), dtype=tensor.dtype)
+    return torch.sparse_coo_tensor(at, values, tensor.shape, check_invariants=True)
 
 
 def refuse_storage(tensor: Tensor) -> str:

@@ -6,7 +6,6 @@ expanded ones, other strides than saved) are copied from the mapped extent after
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from . import _core
 from ._core import Op, Store
-from .errors import CorruptError, StructureError
+from .errors import CorruptError
 from .manifest import TensorEntry, name_of
 from .tensors import compact, dtype_of, is_dense, span_of
 
@@ -65,41 +64,6 @@ def stored_view(buffer: Any, entry: TensorEntry) -> Tensor:
     if entry.conj:
         view = view.conj()
     return view._neg_view() if entry.neg else view
-
-
-def check_sharing(store: Store, version: int, targets: list[Target]) -> None:
-    """Refuse tensors that share memory now, did not when saved, and were saved with other bytes.
-
-    Raises:
-        StructureError: naming the two.
-    """
-    spans = []
-    for target in targets:
-        begin, size = span_of(target.tensor)
-        if size:
-            spans.append((begin, begin + size, target))
-    spans.sort(key=lambda span: span[0])
-    for (begin, end, one), (later, _, other) in pairwise(spans):
-        if later >= end:
-            continue
-        a, b = one.entry, other.entry
-        if a.packed or b.packed or (a.extent == b.extent and b.offset - a.offset == later - begin):
-            continue
-        same = (
-            begin == later
-            and a.shape == b.shape
-            and torch.equal(*(_bytes_of(store, version, t.entry) for t in (one, other)))
-        )
-        if not same:
-            raise StructureError(
-                f"{name_of(a.path)} and {name_of(b.path)} share memory in the run; "
-                "in the store they have bytes of their own"
-            )
-
-
-def _bytes_of(store: Store, version: int, entry: TensorEntry) -> Tensor:
-    view = stored_view(store.locate(version, entry.extent), entry)
-    return view.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def write_targets(store: Store, version: int, targets: list[Target]) -> None:

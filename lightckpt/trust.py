@@ -7,7 +7,8 @@ sharpness-aware step. So each extent starts in *probation*: it is copied at the 
 guard its version counters and checksums are compared with what they were. After
 ``PROBATION_VERSIONS`` quiet ones it is lazy; one change makes it volatile for good. Counters alone
 prove nothing (fused kernels and ``.data`` edits do not move them), so the first
-``RECHECKED_VERSIONS`` lazy versions are summed again at the guard, and later a rotating share.
+``RECHECKED_VERSIONS`` lazy versions are summed again at the guard, and later a rotating share. A
+change that is seen among those begins that anew for all: a habit that came late has more victims.
 
 Pure bookkeeping over names; knows neither tensors nor the store.
 """
@@ -54,6 +55,11 @@ class Trust:
 
     def saw_change(self, path: Path, why: str) -> None:
         self.moved.setdefault(path, why)
+
+    def unsettle(self) -> None:
+        """Let the next ``RECHECKED_VERSIONS`` versions be summed whole again."""
+        for path, quiet in self.quiet.items():
+            self.quiet[path] = min(quiet, PROBATION_VERSIONS)
 
     def is_settled(self, path: Path) -> bool:
         """Has it streamed quietly for so long that only its turn in the rotation is left?"""

@@ -291,3 +291,11 @@ def test_closures_and_scalers_work(path):
         optimizer.step(lambda: model(torch.ones(2, 6)).sum())
         checkpointer.mark()
         assert checkpointer.wait() == 7
+
+
+def test_an_argument_of_the_wrong_kind_is_told_by_its_full_name(path):
+    wrong = {"g": np.random.default_rng(0)}
+    with pytest.raises(TypeError, match=r"a numpy\.random\.\S+, not a torch\.\S+"):
+        lightckpt.Checkpointer(path, model=make()[0], generators=wrong)
+    with pytest.raises(TypeError, match=r"scheduler is a list without"):
+        lightckpt.Checkpointer(path, model=make()[0], scheduler=[1])

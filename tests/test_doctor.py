@@ -11,11 +11,26 @@ from pathlib import Path
 import pytest
 
 from lightckpt import AccessError, FormatError, NotFoundError, doctor
-from lightckpt._core import Granularity, Info, Media, Store
+from lightckpt._core import Catalog, Granularity, Info, Media, Store
 from lightckpt.doctor import diagnose
 from small_run import SmallRun
 
-INFO = Info(1, 1 << 20, 0, Media.TMPFS, Granularity.VOLATILE, False, 16, 1, "none", 0, 0, 0, 0)
+INFO = Info(
+    1,
+    1 << 20,
+    0,
+    Media.TMPFS,
+    Granularity.VOLATILE,
+    False,
+    16,
+    1,
+    "none",
+    Catalog.LINES,
+    0,
+    0,
+    0,
+    0,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +177,13 @@ def test_what_would_be_better_is_said(media, granularity, filesystem, libraries,
     info = INFO._replace(media=media, granularity=granularity)
     found = dict.fromkeys(doctor.LIBRARIES, libraries)
     assert words in " ".join(doctor._advice(info, filesystem, "rw", found))
+
+
+def test_dax_without_map_sync_is_not_told_to_mount_with_dax():
+    info = INFO._replace(media=Media.FILE, granularity=Granularity.PAGE)
+    advice = " ".join(doctor._advice(info, "ext4", "rw,dax=always", {}))
+    assert "takes no MAP_SYNC" in advice
+    assert "-o dax" not in advice
 
 
 def test_where_all_is_well_nothing_is_advised():

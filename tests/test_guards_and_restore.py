@@ -46,6 +46,40 @@ def test_a_late_edit_drops_the_version_and_the_tensor_becomes_volatile(path):
         assert c.wait() == 12
 
 
+@pytest.mark.filterwarnings("ignore:step .* changed while it was being copied")
+@pytest.mark.parametrize("edited", [slice(None), slice(0, 8)])
+def test_a_habit_that_comes_late_costs_versions_until_it_is_first_hit_only(path, edited):
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(64)) for _ in range(64)]
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    tensors = {f"{i:02}": parameter for i, parameter in enumerate(parameters)}
+    outcomes = []
+    with lightckpt.Checkpointer(path, tensors=tensors, optimizer=optimizer, mode="overlap") as c:
+        for i in range(80):
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, 0.1)
+            optimizer.step()
+            wanted = [parameter.detach().clone() for parameter in parameters]
+            ticket = c.mark()
+            while not ticket.copied():
+                pass
+            if i >= 10:  # from here on always, and no version counter moves
+                for parameter in parameters[edited]:
+                    parameter.data.mul_(1.01)
+            optimizer.step()  # the guard
+            step = c.wait()
+            for parameter, value in zip(parameters, wanted, strict=True):
+                parameter.data.copy_(value)
+            outcomes.append(step == i + 1)
+        assert outcomes.count(False) == c.stats.dropped == 1
+        assert outcomes.index(False) >= 10
+        assert len(c.why()["volatile"]) == len(parameters[edited])
+        loaded = lightckpt.load(path)["tensors"]
+        assert_same(
+            {name: loaded[name] for name in tensors}, dict(zip(tensors, wanted, strict=True))
+        )
+
+
 def test_schedule_free_like_optimizers_are_never_lazy(path):
     class Swapping(torch.optim.SGD):
         def train(self):

@@ -4,6 +4,8 @@ Method: small runs in memory; what `load` gives is compared bit for bit with dee
 training, and with torch's own state dicts.
 """
 
+import pathlib
+
 import numpy as np
 import pytest
 import torch
@@ -250,3 +252,16 @@ def test_a_nested_optimizer_of_a_single_one_comes_apart(store):
     state = lightckpt.load(named)
     assert state["nested"] == {}
     assert state["optimizer"].keys() == {"o", "o.inner"}
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_tensors_of_a_device_are_copies(trained, monkeypatch, device):
+    """A reader of a device DAX node may not write to what it maps, and a user may to a tensor."""
+    monkeypatch.setattr(pathlib.Path, "is_char_device", lambda _: device)
+    state = lightckpt.load(trained.path)
+    tensor = next(iter(state["model"].values()))
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in maps if str(trained.path) in line]
+    mapped = any(int(a, 16) <= tensor.data_ptr() < int(b, 16) for a, b in ranges)
+    assert mapped is not device
+    tensor.fill_(1)

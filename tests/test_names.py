@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from lightckpt.names import held_tensors, named_modules
+import lightckpt
+from lightckpt.names import held_tensors, named_modules, wrappers_in
 
 
 def names(model):
@@ -64,3 +65,19 @@ def test_persistence_is_known():
     model.register_buffer("kept", torch.zeros(1))
     model.register_buffer("lost", torch.zeros(1), persistent=False)
     assert {h.name: h.persistent for h in held_tensors(model)} == {"kept": True, "lost": False}
+
+
+def test_a_wrapper_has_a_name_of_its_own_and_the_wrapped_keeps_the_bare_one():
+    model = nn.ModuleDict({"a": Wrapper(Wrapper(nn.Linear(1, 1))), "b": nn.Linear(1, 1)})
+    assert [name for name, _ in named_modules(model)] == ["", "a''", "a'", "a", "b"]
+    assert wrappers_in(model) == {"a''": "a", "a'": "a"}
+
+
+def test_a_mode_of_what_is_wrapped_is_that_of_a_wrapper_that_is_new(path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
+    with lightckpt.Checkpointer(path, model=model) as checkpointer:
+        checkpointer.mark()
+    wrapped = Wrapper(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+    with lightckpt.Checkpointer(path, model=wrapped) as checkpointer:
+        checkpointer.restore()
+    assert [module.training for module in wrapped.modules()] == [False] * 4

@@ -39,6 +39,20 @@ def test_it_is_settled_after_the_rechecked_versions():
     assert trust.is_settled(A)
 
 
+def test_what_was_settled_is_rechecked_anew_but_streams_on():
+    trust = Trust()
+    for _ in range(PROBATION_VERSIONS + RECHECKED_VERSIONS):
+        trust.saw_quiet([A])
+    trust.saw_quiet([B])
+    trust.unsettle()
+    assert trust.standing(A) is Standing.LAZY
+    assert trust.standing(B) is Standing.PROBATION
+    for _ in range(RECHECKED_VERSIONS):
+        assert not trust.is_settled(A)
+        assert not trust.saw_quiet([A])
+    assert trust.is_settled(A)
+
+
 def test_turns_go_round_all_extents_at_the_rotating_share():
     trust = Trust()
     sizes = [1000] * 49 + [10_000]

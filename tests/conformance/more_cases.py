@@ -10,7 +10,8 @@ from more_changes import CHANGES
 from more_host_state import HOST_STATE
 from more_optimizers import OPTIMIZERS
 from more_schedules import SCHEDULES
+from more_sharing import SHARING
 from more_tensors import TENSORS
 from more_updates import UPDATES
 
-MORE = {**TENSORS, **CHANGES, **OPTIMIZERS, **UPDATES, **SCHEDULES, **HOST_STATE}
+MORE = {**TENSORS, **CHANGES, **OPTIMIZERS, **UPDATES, **SCHEDULES, **HOST_STATE, **SHARING}

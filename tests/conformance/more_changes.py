@@ -81,6 +81,32 @@ def sparse_coo_buffers(seed: int) -> Run:
 
 
 @case(
+    "a buffer that is None, then sparse; another that is sparse, then None",
+    "there is what was there then, in the fresh process too",
+    care=("structure",),
+)
+def sparse_comes_and_goes(seed: int) -> Run:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+            self.register_buffer("late", None)
+            self.register_buffer("early", (torch.eye(4) * (seed + 1)).to_sparse())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            held = [buffer for buffer in (self.late, self.early) if buffer is not None]
+            return self.lin(x) + sum(buffer.to_dense()[0] for buffer in held)
+
+    net = Net()
+
+    def after(i: int) -> None:
+        if i == 3:
+            net.late, net.early = (torch.eye(4) * 2).to_sparse(), None
+
+    return simple(Run(), net, sgd(net), lambda i: regress(net, i, 4, 4), after)
+
+
+@case(
     "a vocabulary that grows: embedding, head and their state get more rows at step 3",
     "the program resizes the model before it restores; state comes back in the new shape",
     care=(PREPARE, "structure"),
@@ -216,6 +242,30 @@ def layers_frozen_in_turn(seed: int) -> Run:
                 p.grad = None
 
     return simple(Run(), net, opt, lambda i: regress(net, i, 4, 2), after)
+
+
+@case(
+    "tensors that are no parameters, one of them frozen at step 3",
+    "it takes no gradient, and the optimizer leaves it as it is",
+    care=("structure",),
+)
+def plain_tensor_frozen(seed: int) -> Run:
+    run = Run()
+    w, v = torch.randn(4, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    run.tensors.update(w=w, v=v)
+    run.optimizers["opt"] = opt = torch.optim.Adam([w, v], lr=0.01)
+
+    def step(i: int) -> torch.Tensor:
+        opt.zero_grad()
+        loss = functional.mse_loss(torch.tanh(data(i, 8, 4) @ w) @ v, data(i, 8, 3, salt=1))
+        loss.backward()
+        opt.step()
+        if i == 3:
+            w.requires_grad_(False)
+        return loss.detach()
+
+    run._step = step
+    return run
 
 
 @case(

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
 import cases
-from cases import Run, ints, mlp, regress, simple
+from cases import Run, data, ints, mlp, regress, simple
 from registry import Registry
 
 UPDATES = Registry()
@@ -219,3 +219,76 @@ def sparse_grad_accumulation(seed: int) -> Run:
 
     run._step = step
     return run
+
+
+@case(
+    "gradients accumulated in plain leaf tensors that an optimizer owns, without any module",
+    "their .grad is part of the version",
+    care=("grads",),
+    n1=6,
+    n2=6,
+)
+def plain_grad_accumulation(seed: int) -> Run:
+    run = Run()
+    w, frozen = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    run.tensors.update(w=w, frozen=frozen)
+    opt = torch.optim.SGD([w, frozen], lr=0.1)
+    run.optimizers["opt"] = opt
+    run.grads = True
+
+    def step(i: int) -> torch.Tensor:
+        loss = functional.mse_loss(torch.tanh(data(i, 8, 4) @ w) * frozen, data(i, 8, 3, salt=1))
+        loss.backward()
+        if i % 4 == 3:
+            opt.step()
+            opt.zero_grad()
+        return loss.detach()
+
+    run._step = step
+    return run
+
+
+def branched(seed: int, zero_first: bool) -> Run:
+    """Two layers of which one is used now and then; AdamW decays what has a gradient of zeros."""
+    net = nn.ModuleDict({"a": nn.Embedding(9, 4, sparse=True), "late": nn.Linear(4, 4)})
+    run = Run()
+    run.models["net"] = net
+    run.optimizers["sparse"] = torch.optim.SparseAdam([*net["a"].parameters()], lr=0.01)
+    run.optimizers["dense"] = torch.optim.AdamW(net["late"].parameters(), lr=0.01)
+
+    def zero(to_none: bool) -> None:
+        for opt in run.optimizers.values():
+            opt.zero_grad(set_to_none=to_none)
+
+    def step(i: int) -> torch.Tensor:
+        if zero_first:
+            zero(to_none=False)
+        x = net["a"](ints(i, 9, 8))
+        if i % 4 == 2:
+            x = x + net["late"](x)
+        loss = functional.mse_loss(x, data(i, 8, 4, salt=1))
+        loss.backward()
+        for opt in run.optimizers.values():
+            opt.step()
+        if not zero_first:
+            zero(to_none=True)
+        return loss.detach()
+
+    run._step = step
+    return run
+
+
+@case(
+    "gradients zeroed, not set to None, and not captured; a branch used now and then",
+    "an unused layer with a gradient of zeros decays, one that never had any stands still",
+)
+def gradients_zeroed(seed: int) -> Run:
+    return branched(seed, zero_first=True)
+
+
+@case(
+    "gradients set to None after the update, and not captured; a branch used now and then",
+    "an unused layer stands still",
+)
+def gradients_set_to_none(seed: int) -> Run:
+    return branched(seed, zero_first=False)
