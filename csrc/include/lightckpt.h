@@ -40,7 +40,7 @@
 #define LCKPT_MEDIA_HEAP 4     /* this process's memory: for measuring and tests */
 #define LCKPT_MEDIA_EMULATED 5 /* the instructions of persistent memory on whatever the path is */
 
-/* Where a store's slots and manifests are. AUTO: as the store has it; a new one in its own lines. */
+/* Where a store's slots and manifests are. AUTO: as the store has it, a new one in itself. */
 #define LCKPT_CATALOG_AUTO 0
 #define LCKPT_CATALOG_LINES 1   /* slots are lines of the media, manifests lie among the areas */
 #define LCKPT_CATALOG_PMEMOBJ 2 /* both in a libpmemobj pool beside the store: PATH.catalog */
