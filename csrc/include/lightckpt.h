@@ -79,7 +79,7 @@ typedef struct {
   uint32_t flush_method; /* 0 none, 1 clflush, 2 clflushopt, 3 clwb, 4 msync */
   uint32_t catalog;      /* LCKPT_CATALOG_LINES or _PMEMOBJ */
   uint32_t reserved;
-  uint64_t commits;      /* by this handle */
+  uint64_t commits; /* by this handle */
   uint64_t drops;
   uint64_t bytes_persisted;
   uint64_t commit_ns; /* the last commit: from the record's first byte to the drained slot */
