@@ -13,6 +13,8 @@
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 ROUNDS ?= 2000
+FUZZ_SECONDS ?= 600
+CLANG ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | sort -V | tail -n 1)
 CTEST_FLAGS ?=
 PYTEST_FLAGS ?=
 
@@ -23,12 +25,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/include/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
 FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h tests/crash/*.cc tests/crash/*.h)
+FORMATTED += $(wildcard tests/fuzz/*.cc tests/fuzz/*.h)
 PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test quick soak fsdax lint format tsan crash bench clean
-.PHONY: python-ready tests-ready
+.PHONY: help setup build demo test quick soak fsdax lint format tsan asan crash bench clean
+.PHONY: python-ready tests-ready fuzz
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,9 +75,38 @@ tsan: setup ## the C++ tests under ThreadSanitizer
 	$(call cmake_build,tsan,thread)
 	$(call ctest,tsan)
 
+# In an environment of its own, which borrows the other's packages: a folder named in a .pth brings
+# them without the hook of the editable install. It starts where no lightckpt/ lies beside. Tests
+# that kill or boot bring their own processes; those of pypmemobj run nothing that we compiled.
+asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about three minutes
+	$(BIN)/python -m venv --without-pip build/asan-python
+	$(BIN)/python -c '$(packages)' > "$$(build/asan-python/bin/python -c '$(packages)')/borrowed.pth"
+	$(PIP) --python build/asan-python/bin/python install -q --no-deps --no-build-isolation \
+	  --config-settings=build-dir=build/asan-python/core \
+	  --config-settings=cmake.define.LIGHTCKPT_SANITIZE="address$(comma)undefined" .
+	cd build/asan-python && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so.6)" \
+	  bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider \
+	  -m "not kill and not conformance and not fsdax" --ignore ../../tests/test_tidy.py \
+	  --ignore ../../tests/pmdk $(PYTEST_FLAGS) ../../tests
+
+packages = import sysconfig; print(sysconfig.get_path("purelib"))
+
 crash: setup ## every image that a power cut may leave of a small store; about a minute
 	$(call cmake_build,release,)
 	build/release/crash_check
+
+# Guided by coverage where there are clang with its runtime, and atheris; by chance where not.
+fuzz: setup ## hostile stores, manifests, host state and archives, for FUZZ_SECONDS
+	mkdir -p build/fuzz
+	rm -f build/fuzz/fuzz_open
+	if ! { [ -n "$(CLANG)" ] && $(call fuzz_build,fuzz,fuzz_open,-DLIGHTCKPT_FUZZ=ON \
+	  -DCMAKE_CXX_COMPILER="$(CLANG)"); }; then \
+	  $(call fuzz_build,asan,fuzz_replay,) && cp build/asan/fuzz_replay build/fuzz/; fi
+	[ -d build/fuzz/atheris ] || $(PIP) install -q --no-deps --target build/fuzz/atheris \
+	  atheris==3.0.0 || echo "make: no atheris: the Python decoders are fuzzed by chance"
+	PYTHONPATH=build/fuzz/atheris $(BIN)/python tests/fuzz/fuzz.py build/fuzz \
+	  --seconds=$(FUZZ_SECONDS)
 
 bench: $(INSTALLED) ## measure the engine; appends a line to bench/results/engine.ndjson
 	$(BIN)/python bench/engine.py
@@ -139,6 +171,12 @@ $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/
   -DLIGHTCKPT_SANITIZE="$(2)" --log-level=WARNING
 $(BIN)/cmake --build build/$(1) -j $(JOBS)
 endef
+
+# $(call fuzz_build,NAME,TARGET,OPTIONS): one program with ASan and UBSan, in build/NAME.
+fuzz_build = $(BIN)/cmake -S . -B build/$(1) -G Ninja \
+  -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  -DLIGHTCKPT_TESTS=ON -DLIGHTCKPT_WERROR=ON -DLIGHTCKPT_SANITIZE="address$(comma)undefined" \
+  $(3) --log-level=WARNING && $(BIN)/cmake --build build/$(1) --target $(2) -j $(JOBS)
 
 # $(call ctest,NAME): runs what was built in build/NAME.
 ctest = $(BIN)/ctest --test-dir build/$(1) -j $(JOBS) --no-tests=error --output-on-failure \
