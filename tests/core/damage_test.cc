@@ -222,7 +222,8 @@ TEST(Damage, extents_that_overflow_in_sum_are_refused) {
   slot.record_offset = kPageBytes;
   Layout decoded;
   Bytes blob;
-  EXPECT_TRUE(fails(decode_manifest(media, slot, manifest, &decoded, &blob), Code::kFormat, "larger"));
+  EXPECT_TRUE(
+      fails(decode_manifest(media, slot, manifest, &decoded, &blob), Code::kFormat, "larger"));
 }
 
 // Stores whose numbers are right and at an edge: each once led to a lost version.
