@@ -92,7 +92,7 @@ asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about t
 
 packages = import sysconfig; print(sysconfig.get_path("purelib"))
 
-crash: setup ## every image that a power cut may leave of a small store; about a minute
+crash: setup ## every image that a power cut may leave of a small store; two minutes
 	$(call cmake_build,release,)
 	build/release/crash_check
 

@@ -185,6 +185,8 @@ Status PmemobjCatalog::manifest(const Slot& slot, Bytes* bytes) const {
 
 Status PmemobjCatalog::put(Bytes manifest, Slot* slot) {
   CHECK(!manifest.empty());
+  // Those of attempts that were dropped since the last retire: else they would fill the pool.
+  RETURN_IF_ERROR(retire({}, 0));
   Manifest made;
   made.bytes.assign(manifest.begin(), manifest.end());
   std::map<uint64_t, uint64_t> sizes;

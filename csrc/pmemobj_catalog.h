@@ -4,9 +4,10 @@
 //   manifest  := pieces, each an object of at most 64 KiB: PieceHead, bytes
 //
 // Each change is one transaction. A manifest is put before any slot names it, so a process that is
-// killed in between leaves pieces that nothing names: `settle` frees them, and `retire` those of
-// manifests that it was the last to name. Extents never lie in a pool: its heap aligns objects to
-// 16 bytes after a header, and cannot hold large ones (docs/ARCHITECTURE.md).
+// killed in between leaves pieces that nothing names: `settle` frees them, as the next `put` does
+// those of attempts that were dropped, and `retire` those of manifests that nothing names now.
+// Extents never lie in a pool: its heap aligns objects to 16 bytes after a header, and cannot hold
+// large ones (docs/ARCHITECTURE.md).
 #pragma once
 
 #include <map>

@@ -130,6 +130,18 @@ TEST_F(OnCatalog, pieces_that_nothing_names_are_freed) {
   EXPECT_EQ(pieces(), 3u);
 }
 
+TEST_F(OnCatalog, attempts_that_are_dropped_one_after_another_do_not_fill_the_pool) {
+  auto store = opened();
+  const State large = with_blob(2, 1 << 20);
+  ASSERT_TRUE(is_ok(save(store.get(), State::of(1, kSizes), 1)));
+  Attempt dropped;
+  for (uint64_t i = 0; i < 2 * kPoolBytes / large.blob.size(); ++i) {
+    ASSERT_TRUE(is_ok(begin(store.get(), large, 1, &dropped))) << i;
+  }
+  store.reset();
+  EXPECT_EQ(pieces(), 1u + 17u) << "the version's, and the last attempt's";
+}
+
 TEST_F(OnCatalog, a_manifest_is_shared_by_the_versions_of_one_structure) {
   {
     const auto store = opened();

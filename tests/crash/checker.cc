@@ -10,7 +10,7 @@ Checker::Checker(const History& history, const Settings& settings, const See& se
       settings_(settings),
       see_(see),
       hardware_(history.initial, history.model),
-      recovery_(history.knowns, history.keep) {}
+      recovery_(history.knowns, history.keep, history.catalog) {}
 
 std::string Checker::first_broken(const History& history, const Settings& settings,
                                   uint64_t* images) {
@@ -33,7 +33,7 @@ bool Checker::is_point(size_t at) const {
   if (at == history_.events.size()) return true;
   const Event& event = history_.events[at];
   if (history_.model == Model::kOrder) return event.writes() || event.grows;
-  return event.waits() || event.grows ||
+  return event.waits() || event.grows || event.atomic ||
          std::ranges::any_of(history_.promises, [&](const Promise& p) { return p.from == at; });
 }
 
@@ -42,7 +42,7 @@ std::string Checker::crash(size_t at) {
   std::mt19937_64 random(settings_.seed * 1'000'003 + at);
   pieces_ = hardware_.pieces(ends ? nullptr : &history_.events[at], random());
   chosen_.assign(pieces_.size(), 0);
-  std::ranges::copy(hardware_.durable(), recovery_.memory());
+  std::memcpy(recovery_.memory(), hardware_.durable().data(), hardware_.durable().size());
   recovery_.set_size(hardware_.durable().size());
   uint64_t combinations = 1;
   for (const Piece& piece : pieces_) {
@@ -61,7 +61,8 @@ std::string Checker::crash(size_t at) {
 void Checker::choose(size_t piece, size_t content) {
   if (chosen_[piece] == content) return;
   chosen_[piece] = content;
-  std::ranges::copy(pieces_[piece].contents[content], recovery_.memory() + pieces_[piece].offset);
+  const Buffer& bytes = pieces_[piece].contents[content];
+  std::memcpy(recovery_.memory() + pieces_[piece].offset, bytes.data(), bytes.size());
 }
 
 std::string Checker::all_images(size_t at, const Promise& promise) {

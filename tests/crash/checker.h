@@ -1,11 +1,11 @@
 // Every image that a crash may leave of a history, put before recovery.
 //
-// Crashes just before each fence and sync, where the media grows, wherever a call ends, and at the
-// end: in between nothing becomes durable, so what may be left there may be left at the next of
-// these as well. In the order model it is before and within each write. At each such point all
-// combinations of what the pieces may hold are built if there are no more than `images_max`, else
-// so many samples, among them: nothing got out, everything, everything but one piece, one piece
-// alone.
+// Crashes just before each fence, sync and change of a catalog, where the media grows, wherever a
+// call ends, and at the end: in between nothing becomes durable, so what may be left there may be
+// left at the next of these as well. In the order model it is before and within each write. At each
+// such point all combinations of what the pieces may hold are built if there are no more than
+// `images_max`, else so many samples, among them: nothing got out, everything, everything but one
+// piece, one piece alone.
 #pragma once
 
 #include <functional>

@@ -2,7 +2,8 @@
 // keep promises is there byte for byte, nothing is listed that was never committed, and the store
 // goes on. Method: lives of a small store under a real engine are recorded as traces of media
 // events (life.h); every image that hardware of three kinds may leave of them (hardware.h) is built
-// (checker.h) and recovered (recovery.h).
+// (checker.h) and recovered (recovery.h). All of it for slots as lines of the media, and for slots
+// and manifests in a catalog whose changes are transactions (atomic_catalog.h).
 //
 //   crashes    each scenario, crashed everywhere
 //   restarts   killed before each event and within each write, started again, saved twice, crashed
@@ -136,10 +137,10 @@ class CrashCheck {
     for (size_t at = 0; at <= history.events.size(); ++at) {
       const bool ends = at == history.events.size();
       // Where all is in one order, a kill is a crash; only torn slots are worth another look.
-      const bool of_slot =
-          !ends && history.events[at].writes() && history.events[at].offset < kHeap;
+      const bool tears = !ends && history.events[at].tears();
+      const bool of_slot = tears && history.events[at].offset < kHeap;
       if (history.model == Model::kOrder && !of_slot) continue;
-      const uint64_t words = ends ? 0 : history.events[at].data.size() / 8;
+      const uint64_t words = tears ? history.events[at].data.size() / 8 : 0;
       for (uint64_t torn : {uint64_t{0}, words < 2 ? 0 : 8 + random() % (words - 1) * 8}) {
         History killed = history.killed_at(at, torn);
         go_on(&killed);

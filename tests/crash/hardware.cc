@@ -38,6 +38,7 @@ void Hardware::apply(const Event& event) {
     durable_.resize(event.bytes);
     return;
   }
+  if (event.atomic) return write_at_once(event);
   switch (event.kind) {
     case MediaEvent::Kind::kStore:
     case MediaEvent::Kind::kDmaDone:
@@ -93,12 +94,17 @@ void Hardware::put(const Write& write, uint64_t mask, std::byte* line) {
   }
 }
 
+void Hardware::write_at_once(const Event& event) {
+  const uint64_t end = event.offset + event.data.size();
+  CHECK(end <= durable_.size());
+  const auto pending = pending_.lower_bound(event.offset);
+  CHECK(pending == pending_.end() || pending->first >= end);
+  std::copy(event.data.begin(), event.data.end(), durable_.begin() + event.offset);
+}
+
 void Hardware::write(const Event& event) {
   CHECK(event.actor < 64 && event.offset + event.data.size() <= durable_.size());
-  if (model_ == Model::kOrder) {
-    std::copy(event.data.begin(), event.data.end(), durable_.begin() + event.offset);
-    return;
-  }
+  if (model_ == Model::kOrder) return write_at_once(event);
   const uint64_t end = event.offset + event.data.size();
   for (uint64_t at = event.offset; at < end;) {
     const uint64_t line = at / kLineBytes * kLineBytes;
@@ -174,7 +180,7 @@ Buffer Hardware::durable_at(const Run& run) const {
 std::vector<Piece> Hardware::pieces(const Event* next, uint64_t seed) const {
   std::mt19937_64 random(seed);
   std::vector<Piece> pieces;
-  if (model_ == Model::kOrder && next != nullptr && next->writes()) {
+  if (model_ == Model::kOrder && next != nullptr && next->tears()) {
     pieces.push_back(prefixes(*next));
   }
   for (const Run& run : runs(model_ == Model::kPage ? kSectorBytes : kLineBytes)) {

@@ -1,16 +1,17 @@
 // What a crash may leave of a media, from the events so far. Three kinds of hardware:
 //
 //   line  (ADR)   A write lies in its 64-byte line until it is durable; at a crash the line may
-//   have
-//                 been written back at any instant. Of its cached stores a prefix is kept and any
-//                 words of the next; of non-temporal stores any 8-byte words. A flush marks what
-//                 the line holds for the thread that flushes; a thread's fence makes durable what
-//                 that thread flushed or stored past the cache, and nothing of another thread's.
+//                 have been written back at any instant. Of its cached stores a prefix is kept and
+//                 any words of the next; of non-temporal stores any 8-byte words. A flush marks
+//                 what the line holds for the thread that flushes; a thread's fence makes durable
+//                 what that thread flushed or stored past the cache, and no other thread's.
 //   order (eADR)  All stores are durable in one global order: any prefix, to the word, may be
-//   there. page  (file)  A write lies in the page cache. Any page may be written back at any
-//   instant and is
-//                 torn at 512 bytes, so each sector is as it was after any prefix of its writes.
+//                 there.
+//   page  (file)  A write lies in the page cache. Any page may be written back at any instant and
+//                 is torn at 512 bytes, so each sector is as it was after any prefix of its writes.
 //                 Only a sync makes durable, and all of the 4096-byte pages that it touches.
+//
+// On each, a catalog's change is durable whole or not at all, and makes nothing else durable.
 //
 // The shape of the model is Yat's (Lantz et al., USENIX ATC 2014) and pmemcheck's. It allows more
 // than hardware does, never less.
@@ -76,6 +77,7 @@ class Hardware {
 
   // Puts those of the write's bytes that are in the mask into the line.
   static void put(const Write& write, uint64_t mask, std::byte* line);
+  void write_at_once(const Event& event);
   void write(const Event& event);
   void flush(const Event& event);
   template <typename IsDurable>

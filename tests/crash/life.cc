@@ -23,14 +23,16 @@ std::vector<uint64_t> steps_of(Store* store) {
 
 }  // namespace
 
-History History::of(Model model, uint32_t keep, uint64_t bytes) {
+History History::of(Model model, uint32_t keep, uint64_t bytes, CatalogKind catalog) {
   const Pages memory(bytes);
   StoreOptions options;
   options.slots = kLifeSlots;
+  options.catalog = catalog;
   std::unique_ptr<Store> store;
   auto media = std::make_unique<BorrowedMedia>(memory.get(), bytes, bytes, Granularity::kVolatile);
-  CHECK(Store::open(std::move(media), options, true, &store).ok());
-  return {model, keep, Buffer(memory.get(), memory.get() + bytes), {}, {}, {}};
+  auto slots = catalog_of(catalog, memory.get(), kLifeSlots, {});
+  CHECK(Store::open(std::move(media), options, true, &store, std::move(slots)).ok());
+  return {model, keep, catalog, Buffer(memory.get(), memory.get() + bytes), {}, {}, {}};
 }
 
 Promise History::promise_at(size_t at) const {
@@ -85,14 +87,19 @@ Life::Life(History* history)
   media->set_trace(&recorder_);
   play(kTrainer, "open");
   std::unique_ptr<Store> store;
-  CHECK(Store::open(std::move(media), {}, false, &store).ok());
+  auto slots = catalog_of(history->catalog, memory_.get(), kLifeSlots,
+                          [this](const std::string& name, uint64_t offset, Bytes pages) {
+                            recorder_.on_change(name, offset, pages);
+                          });
+  CHECK(Store::open(std::move(media), {}, false, &store, std::move(slots)).ok());
   engine_ = std::make_unique<Engine>(std::move(store), 1);
   listed_ = steps_of(&engine_->store());
   if (before_.latest.empty()) {  // it starts on a formatted store, or on what a crash has left
     before_.listed = before_.possible = listed_;
     before_.latest = {latest()};
   }
-  vouched_ = listed_ == before_.listed;
+  // What an atomic catalog shows, no crash takes away.
+  vouched_ = listed_ == before_.listed || history->catalog != CatalogKind::kLines;
   before_.from = base_;
   if (base_ == 0) history_->promises.push_back(before_);
 }

@@ -11,19 +11,18 @@
 
 namespace lightckpt {
 
-inline constexpr uint32_t kLifeSlots = 6;
-
 // All that is needed to look for crashes of a life, or of several that follow one another.
 struct History {
   Model model;
   uint32_t keep;
+  CatalogKind catalog;
   Buffer initial;
   std::vector<Event> events;
   std::vector<Promise> promises;
   Knowns knowns;
 
   // A formatted store, of so many bytes, in which nothing has happened yet.
-  static History of(Model model, uint32_t keep, uint64_t bytes);
+  static History of(Model model, uint32_t keep, uint64_t bytes, CatalogKind catalog);
   // What holds if the power goes when `at` events have happened: all promises of that moment.
   Promise promise_at(size_t at) const;
   // What holds if it goes within the event `at`.
@@ -34,7 +33,9 @@ struct History {
   // come next, its first `torn` bytes.
   History killed_at(size_t at, uint64_t torn) const;
   // As if this image, one that a crash may leave, were all there is.
-  History crashed(Buffer image) const { return {model, keep, std::move(image), {}, {}, knowns}; }
+  History crashed(Buffer image) const {
+    return {model, keep, catalog, std::move(image), {}, {}, knowns};
+  }
 };
 
 // From the opening of the store to its end; adds to the history what happens in between.
@@ -73,7 +74,7 @@ class Life {
   std::vector<uint64_t> listed_;
   std::set<uint64_t> pinned_;
   Promise before_;  // what the life before it promised
-  bool vouched_;    // has it committed, or found only what was acknowledged?
+  bool vouched_;    // has it committed, or found only what was acknowledged or is durable?
 };
 
 }  // namespace lightckpt

@@ -89,6 +89,9 @@ const std::vector<NotNeeded>& barriers_not_needed() {
   static const std::vector<NotNeeded> all = {
       {Model::kLine, "", "write to drop: flush of data", kDropped},
       {Model::kLine, "", "write to drop: fence of data", kDropped},
+      {Model::kLine, "dropped structures", "begin to drop: flush of data", kDropped},
+      {Model::kLine, "dropped structures", "begin to drop: fence of data", kDropped},
+      {Model::kPage, "dropped structures", "begin to drop: flush of data", kDropped},
       {Model::kPage, "", "write to drop: flush of data", kDropped},
       {Model::kPage, "", "write to drop: drain of data", kDropped},
       {Model::kPage, "", "write to drop: sync of data", kDropped},

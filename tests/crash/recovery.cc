@@ -11,22 +11,25 @@ namespace {
 
 constexpr uint64_t kNextStep = 1'000'000;
 
-// Keeps what was where something is about to be written.
+// Keeps what was where something is about to be written, and in the end puts it back.
 class UndoLog final : public MediaTrace {
  public:
   explicit UndoLog(std::byte* memory) : memory_(memory) {}
+  UndoLog(const UndoLog&) = delete;
+  UndoLog& operator=(const UndoLog&) = delete;
+  ~UndoLog() override {
+    for (; !log_.empty(); log_.pop_back()) {
+      const auto& [offset, old] = log_.back();
+      std::memcpy(memory_ + offset, old.data(), old.size());
+    }
+  }
 
   void on_event(const MediaEvent& event) override {
     if (event.data == nullptr) return;
     const std::byte* old = memory_ + event.offset;
     log_.emplace_back(event.offset, Buffer(old, old + event.bytes));
   }
-  bool empty() const { return log_.empty(); }
-  void undo() {
-    for (; !log_.empty(); log_.pop_back()) {
-      std::ranges::copy(log_.back().second, memory_ + log_.back().first);
-    }
-  }
+  uint64_t writes() const { return log_.size(); }
 
  private:
   std::byte* memory_;
@@ -54,16 +57,25 @@ Known Known::of(State state) {
   return known;
 }
 
-Recovery::Recovery(const Knowns& knowns, uint32_t keep)
+Recovery::Recovery(const Knowns& knowns, uint32_t keep, CatalogKind catalog)
     : knowns_(knowns),
       keep_(keep),
+      catalog_(catalog),
       next_(Known::of(State::of(kNextStep, knowns.begin()->second.state.sizes()))) {}
 
 Status Recovery::open(MediaTrace* trace, std::unique_ptr<Store>* store) {
   auto media =
       std::make_unique<BorrowedMedia>(memory(), bytes_, kStoreBytesMax, Granularity::kVolatile);
   media->set_trace(trace);
-  return Store::open(std::move(media), {}, false, store);
+  auto slots = catalog_of(
+      catalog_, memory(), kLifeSlots, [trace](const std::string&, uint64_t offset, Bytes pages) {
+        trace->on_event({MediaEvent::Kind::kStore, offset, pages.size(), pages.data()});
+      });
+  return Store::open(std::move(media), {}, false, store, std::move(slots));
+}
+
+uint64_t Recovery::orphans() const {
+  return catalog_ == CatalogKind::kLines ? 0 : AtomicCatalog::orphans(memory_.get(), kLifeSlots);
 }
 
 // The version is, down to the last byte, this state.
@@ -82,7 +94,8 @@ std::string Recovery::wrong(Store* store, const Version& version, const Known& k
   for (size_t i = 0; i < state.extents.size(); ++i) {
     const uint64_t offset = version.slot.record_offset + version.layout->extent_offsets[i];
     const Buffer& extent = state.extents[i];
-    if (!std::equal(extent.begin(), extent.end(), store->media().view() + offset)) {
+    if (!extent.empty() &&
+        std::memcmp(extent.data(), store->media().view() + offset, extent.size()) != 0) {
       return " has other bytes in extent " + std::to_string(i);
     }
   }
@@ -108,13 +121,15 @@ std::string Recovery::wrong_list(Store* store, const List& versions, const Promi
 }
 
 // What versions reach lies in the heap, apart from each other but for a manifest that versions of
-// one structure may share, and the rest is free.
+// one structure may share, and the rest is free. Where a catalog keeps the manifests, it keeps none
+// that no slot names.
 std::string Recovery::wrong_space(Store* store, const List& versions) const {
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const Version& version : versions) {
     const Slot& slot = version.slot;
     const std::pair manifest(slot.manifest_offset, slot.manifest_offset + slot.manifest_bytes);
-    if (std::ranges::find(ranges, manifest) == ranges.end()) ranges.push_back(manifest);
+    const bool here = catalog_ == CatalogKind::kLines;
+    if (here && std::ranges::find(ranges, manifest) == ranges.end()) ranges.push_back(manifest);
     ranges.emplace_back(slot.record_offset, slot.record_offset + version.layout->area_bytes);
   }
   std::ranges::sort(ranges);
@@ -126,6 +141,7 @@ std::string Recovery::wrong_space(Store* store, const List& versions) const {
     end = to;
   }
   if (end > bytes_) return "a version reaches byte " + std::to_string(end);
+  if (orphans() > 0) return "the catalog holds a manifest that no slot names";
   const uint64_t free = store->free_bytes();
   if (reached + free == bytes_ - heap) return "";
   return std::to_string(reached) + " bytes reached and " + std::to_string(free) +
@@ -134,6 +150,8 @@ std::string Recovery::wrong_space(Store* store, const List& versions) const {
 
 std::string Recovery::broken(const Promise& promise) {
   UndoLog log(memory());
+  // Recovery frees, in one change, what nothing names; else it only reads.
+  const uint64_t writes = orphans() > 0 ? 1 : 0;
   std::unique_ptr<Store> store;
   if (const Status status = open(&log, &store); !status.ok()) return status.message();
   const List versions = store->versions();
@@ -142,7 +160,7 @@ std::string Recovery::broken(const Promise& promise) {
   if (const Status status = open(&log, &store); !status.ok()) return status.message();
   const List again = store->versions();
   if (!std::ranges::equal(versions, again, same)) return "the second recovery finds other versions";
-  if (!log.empty()) return "recovery writes";
+  if (log.writes() != writes) return "recovery writes";
   return "";
 }
 
@@ -157,7 +175,7 @@ std::string Recovery::broken_future() {
       return status.message();
     }
     bytes_ = store->media().size();
-    if (const Status status = open(nullptr, &store); !status.ok()) return status.message();
+    if (const Status status = open(&log, &store); !status.ok()) return status.message();
     const List after = store->versions();
     // Behind a rebase that a crash broke off stand the versions that it gave up.
     uint64_t oldest = UINT64_MAX;
@@ -182,7 +200,6 @@ std::string Recovery::broken_future() {
     return wrong_space(store.get(), after);
   };
   std::string what = go_on();
-  log.undo();
   bytes_ = bytes;
   return what.empty() ? what : "going on: " + what;
 }

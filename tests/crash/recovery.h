@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "atomic_catalog.h"
 #include "store_helpers.h"
 #include "trace.h"
 
 namespace lightckpt {
 
 inline constexpr uint64_t kStoreBytesMax = 128 * 1024;
+inline constexpr uint32_t kLifeSlots = 6;
 
 // A state with what its record must hold.
 struct Known {
@@ -33,7 +35,7 @@ struct Promise {
 
 class Recovery {
  public:
-  Recovery(const Knowns& knowns, uint32_t keep);
+  Recovery(const Knowns& knowns, uint32_t keep, CatalogKind catalog);
 
   // The memory that images are built in, of which the media has the first bytes.
   std::byte* memory() { return memory_.get(); }
@@ -47,12 +49,14 @@ class Recovery {
  private:
   using List = std::vector<Version>;
   Status open(MediaTrace* trace, std::unique_ptr<Store>* store);
+  uint64_t orphans() const;
   std::string wrong(Store* store, const Version& version, const Known& known) const;
   std::string wrong_list(Store* store, const List& versions, const Promise& promise) const;
   std::string wrong_space(Store* store, const List& versions) const;
 
   const Knowns& knowns_;
   uint32_t keep_;
+  CatalogKind catalog_;
   Known next_;  // what the store goes on with
   Pages memory_{kStoreBytesMax};
   uint64_t bytes_ = 0;

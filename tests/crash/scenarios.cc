@@ -18,15 +18,8 @@ Sizes with_more(Sizes sizes) {
   return sizes;
 }
 
-}  // namespace
-
-const std::vector<uint64_t>& sizes_for(Model model) {
-  static const Sizes on_lines = {1400, 0, 300, 20}, on_pages = {4096};
-  return model == Model::kPage ? on_pages : on_lines;
-}
-
-const std::vector<Scenario>& scenarios() {
-  static const std::vector<Scenario> all = {
+std::vector<Scenario> lives() {
+  return {
       {"first commit", 1, kSmall, [](Life* life, const Sizes& sizes) { life->save(1, sizes); }},
       {"steady state", 1, kSmall, [](Life* life, const Sizes& s) { save_all(life, 1, 5, s); }},
       {"keep 3", 3, kLarge, [](Life* life, const Sizes& s) { save_all(life, 1, 7, s); }},
@@ -51,6 +44,14 @@ const std::vector<Scenario>& scenarios() {
          save_all(life, 5, 6, sizes);
          life->drop(7, sizes);
          life->save(8, sizes);
+       }},
+      {"dropped structures", 1, kLarge,
+       [](Life* life, const Sizes& sizes) {
+         save_all(life, 1, 2, sizes);
+         life->drop(3, with_more(sizes));
+         life->drop(4, with_more(with_more(sizes)));
+         life->drop(5, with_more(sizes));
+         save_all(life, 6, 7, with_more(sizes));
        }},
       {"pinned version", 1, kLarge,
        [](Life* life, const Sizes& sizes) {
@@ -81,11 +82,30 @@ const std::vector<Scenario>& scenarios() {
          life->save(4, with_more(sizes), 9000);
        }},
   };
+}
+
+}  // namespace
+
+const std::vector<uint64_t>& sizes_for(Model model) {
+  static const Sizes on_lines = {1400, 0, 300, 20}, on_pages = {4096};
+  return model == Model::kPage ? on_pages : on_lines;
+}
+
+const std::vector<Scenario>& scenarios() {
+  static const std::vector<Scenario> all = [] {
+    std::vector<Scenario> both = lives();
+    for (Scenario scenario : lives()) {
+      scenario.name = "catalog, " + scenario.name;
+      scenario.catalog = CatalogKind::kPmemobj;
+      both.push_back(std::move(scenario));
+    }
+    return both;
+  }();
   return all;
 }
 
 History history_of(const Scenario& scenario, Model model) {
-  History history = History::of(model, scenario.keep, scenario.bytes);
+  History history = History::of(model, scenario.keep, scenario.bytes, scenario.catalog);
   Life life(&history);
   scenario.live(&life, sizes_for(model));
   return history;

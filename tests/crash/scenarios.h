@@ -1,4 +1,5 @@
-// The lives that are crashed. Each is short: what matters is which orders of events it has.
+// The lives that are crashed, each with slots as lines and then with a catalog. They are short:
+// what matters is which orders of events they have.
 #pragma once
 
 #include <functional>
@@ -14,6 +15,7 @@ struct Scenario {
   uint32_t keep;
   uint64_t bytes;  // of the store at first
   std::function<void(Life*, const std::vector<uint64_t>& sizes)> live;
+  CatalogKind catalog = CatalogKind::kLines;
 };
 
 const std::vector<Scenario>& scenarios();

@@ -22,14 +22,16 @@ namespace lightckpt {
 
 struct Event {
   MediaEvent::Kind kind;
-  bool grows = false;  // not one of the primitives: the media has `bytes` bytes from here on
+  bool grows = false;   // not one of the primitives: the media has `bytes` bytes from here on
+  bool atomic = false;  // nor is this: the change of a catalog, durable at once
   int actor = 0;
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  Buffer data;
+  Buffer data = {};
   std::string site = {};  // "commit: fence of slot"
 
   bool writes() const { return !data.empty(); }
+  bool tears() const { return writes() && !atomic; }
   bool waits() const {
     return !grows && (kind == MediaEvent::Kind::kFence || kind == MediaEvent::Kind::kSync);
   }
@@ -57,13 +59,31 @@ class Recorder final : public MediaTrace {
     if (event.kind == MediaEvent::Kind::kFlush) undrained_.add(event.offset, end_of(event));
     if (event.kind == MediaEvent::Kind::kSync) synced_.add(event.offset, end_of(event));
     const std::string site = call_ + ": " + name_of(event.kind) + " of " + target_;
-    events_.push_back(
-        {event.kind, false, actor_, event.offset, event.bytes, std::move(data), site});
+    events_.push_back({.kind = event.kind,
+                       .actor = actor_,
+                       .offset = event.offset,
+                       .bytes = event.bytes,
+                       .data = std::move(data),
+                       .site = site});
     changed_.notify_all();
   }
   void on_grow(uint64_t bytes) {
     std::lock_guard lock(mutex_);
-    events_.push_back({MediaEvent::Kind::kStore, true, actor_, 0, bytes, {}, call_ + ": growth"});
+    events_.push_back({.kind = MediaEvent::Kind::kStore,
+                       .grows = true,
+                       .actor = actor_,
+                       .bytes = bytes,
+                       .site = call_ + ": growth"});
+  }
+  void on_change(const std::string& name, uint64_t offset, Bytes data) {
+    std::lock_guard lock(mutex_);
+    events_.push_back({.kind = MediaEvent::Kind::kStore,
+                       .atomic = true,
+                       .actor = actor_,
+                       .offset = offset,
+                       .bytes = data.size(),
+                       .data = Buffer(data.begin(), data.end()),
+                       .site = call_ + ": transaction to " + name});
   }
 
   // Who causes the events from here on, and in which call.
