@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/include/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
 FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h tests/crash/*.cc tests/crash/*.h)
-FORMATTED += $(wildcard tests/fuzz/*.cc tests/fuzz/*.h)
+FORMATTED += $(wildcard tests/fuzz/*.cc tests/fuzz/*.h tests/fake_cuda/*.cc tests/fake_cuda/*.h)
 PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help

@@ -1,0 +1,233 @@
+// Giving work to lanes, and seeing that it is done. See device_cuda.h.
+#include "device_cuda.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace lightckpt {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+constexpr uint64_t kIndexBits = 16;
+static_assert(CudaDevice::kCopiesMax <= 1 << kIndexBits);
+constexpr size_t kLooks = 8;  // at copies under way, before there is one more
+constexpr microseconds kPauseMin{20};
+constexpr microseconds kPauseMax{1000};
+
+CudaStreamHandle handle_of(uint64_t stream) { return reinterpret_cast<CudaStreamHandle>(stream); }
+
+// Calls `each` with the parts of a span that lie in one piece of the host's memory.
+template <typename Each>
+Status each_part(const CudaSpan& span, const CudaPinned& host, const Each& each) {
+  CHECK(span.bytes <= host.bytes && span.offset <= host.bytes - span.bytes);
+  for (uint64_t at = 0; at < span.bytes;) {
+    const uint64_t offset = span.offset + at;
+    const uint64_t part = std::min(span.bytes - at, host.piece_bytes - offset % host.piece_bytes);
+    RETURN_IF_ERROR(each(span.device + at, host.memory + offset, part));
+    at += part;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CudaDevice::open(const CudaContext& context, uint32_t lanes,
+                        std::unique_ptr<CudaDevice>* device) {
+  CHECK(lanes > 0);
+  std::unique_ptr<CudaDevice> made(new CudaDevice(context));
+  RETURN_IF_ERROR(make_event(context, &made->ready_));
+  made->lanes_.resize(lanes);
+  for (CudaStream& lane : made->lanes_) RETURN_IF_ERROR(make_stream(context, &lane));
+  *device = std::move(made);
+  return {};
+}
+
+Status CudaDevice::refuse_capture(CudaStreamHandle stream) const {
+  bool capturing = false;
+  RETURN_IF_ERROR(context_.driver().stream_capturing(stream, &capturing));
+  if (!capturing) return {};
+  return {Code::kBusy, "the stream records a CUDA graph, and copies cannot be part of it"};
+}
+
+Status CudaDevice::order_after(uint64_t stream, uint32_t* lane) {
+  const CudaDriver& driver = context_.driver();
+  std::lock_guard lock(mutex_);
+  return context_.inside([&]() -> Status {
+    RETURN_IF_ERROR(refuse_capture(handle_of(stream)));
+    RETURN_IF_ERROR(driver.event_record(ready_.get(), handle_of(stream)));
+    // The lane waits for this recording, also when the event is recorded again.
+    RETURN_IF_ERROR(driver.stream_wait_event(lanes_[next_lane_].get(), ready_.get()));
+    *lane = next_lane_;
+    next_lane_ = (next_lane_ + 1) % lanes();
+    return {};
+  });
+}
+
+uint64_t CudaDevice::number_of(uint32_t index) const {
+  return copies_[index].generation << kIndexBits | index;
+}
+
+CudaDevice::Copy* CudaDevice::find(uint64_t number) {
+  const uint64_t index = number & ((1 << kIndexBits) - 1);
+  CHECK(number > 0 && index < copies_.size());
+  Copy* const copy = &copies_[index];
+  return copy->under_way && copy->generation == number >> kIndexBits ? copy : nullptr;
+}
+
+// Inside the context.
+Status CudaDevice::query(Copy* copy, bool* done) {
+  const CudaDriver& driver = context_.driver();
+  RETURN_IF_ERROR(copy->recorded ? driver.event_query(copy->event.get(), done)
+                                 : driver.stream_query(lanes_[copy->lane].get(), done));
+  if (!*done) return {};
+  copy->under_way = false;
+  ++copy->generation;
+  free_.push_back(static_cast<uint32_t>(copy - copies_.data()));
+  has_done_.notify_all();
+  return {};
+}
+
+// Inside the context.
+Status CudaDevice::take_free(uint32_t* index) {
+  const size_t looks = copies_.size() < kCopiesMax ? kLooks : kCopiesMax;
+  for (size_t i = 0; i < std::min(looks, copies_.size()) && free_.empty(); ++i) {
+    Copy& copy = copies_[next_look_++ % copies_.size()];
+    bool done = false;
+    if (copy.under_way) RETURN_IF_ERROR(query(&copy, &done));
+  }
+  if (free_.empty()) {
+    if (copies_.size() == kCopiesMax) {
+      return {Code::kBusy, std::to_string(kCopiesMax) + " copies are under way: wait for some"};
+    }
+    CudaEventHandle handle = nullptr;
+    RETURN_IF_ERROR(context_.driver().event_create(&handle));
+    copies_.emplace_back().event = CudaEvent(context_, handle);
+    free_.push_back(static_cast<uint32_t>(copies_.size() - 1));
+  }
+  *index = free_.back();
+  free_.pop_back();
+  return {};
+}
+
+template <typename Enqueue>
+Status CudaDevice::copy_with(uint32_t lane, uint64_t* number, const Enqueue& enqueue) {
+  CHECK(lane < lanes());
+  *number = 0;
+  std::lock_guard lock(mutex_);
+  return context_.inside([&]() -> Status {
+    uint32_t index = 0;
+    RETURN_IF_ERROR(take_free(&index));
+    Copy* const copy = &copies_[index];
+    *number = number_of(index);
+    copy->lane = lane;
+    copy->under_way = true;
+    const CudaStreamHandle stream = lanes_[lane].get();
+    const Status status = enqueue(stream);
+    const Status recorded = context_.driver().event_record(copy->event.get(), stream);
+    copy->recorded = recorded.ok();
+    return status.ok() ? recorded : status;
+  });
+}
+
+Status CudaDevice::copy_out(uint32_t lane, std::span<const CudaSpan> spans,
+                            const CudaPinned& target, uint64_t* copy) {
+  return copy_with(lane, copy, [&](CudaStreamHandle stream) -> Status {
+    const auto part = [&](CudaPointer device, std::byte* host, uint64_t bytes) {
+      return context_.driver().copy_to_host(host, device, bytes, stream);
+    };
+    for (const CudaSpan& span : spans) RETURN_IF_ERROR(each_part(span, target, part));
+    return {};
+  });
+}
+
+Status CudaDevice::copy_in(uint32_t lane, std::span<const CudaSpan> spans, const CudaPinned& source,
+                           uint64_t* copy) {
+  return copy_with(lane, copy, [&](CudaStreamHandle stream) -> Status {
+    const auto part = [&](CudaPointer device, const std::byte* host, uint64_t bytes) {
+      return context_.driver().copy_to_device(device, host, bytes, stream);
+    };
+    for (const CudaSpan& span : spans) RETURN_IF_ERROR(each_part(span, source, part));
+    return {};
+  });
+}
+
+Status CudaDevice::copy_aside(uint32_t lane, std::span<const CudaMove> moves, uint64_t* copy) {
+  return copy_with(lane, copy, [&](CudaStreamHandle stream) -> Status {
+    for (const CudaMove& move : moves) {
+      if (move.bytes == 0) continue;
+      RETURN_IF_ERROR(
+          context_.driver().copy_on_device(move.target, move.source, move.bytes, stream));
+    }
+    return {};
+  });
+}
+
+Status CudaDevice::stream_wait(uint64_t number, uint64_t stream) {
+  std::lock_guard lock(mutex_);
+  return context_.inside([&]() -> Status {
+    RETURN_IF_ERROR(refuse_capture(handle_of(stream)));
+    Copy* const copy = find(number);
+    if (copy == nullptr) return {};  // it was seen done
+    if (!copy->recorded) return {Code::kIo, "there is no event behind a copy that failed"};
+    return context_.driver().stream_wait_event(handle_of(stream), copy->event.get());
+  });
+}
+
+Status CudaDevice::done(uint64_t number, bool* done) {
+  *done = true;
+  std::lock_guard lock(mutex_);
+  Copy* const copy = find(number);
+  if (copy == nullptr) return {};
+  *done = false;
+  return context_.inside([&] { return query(copy, done); });
+}
+
+Status CudaDevice::wait(uint64_t number, int64_t timeout_ns) {
+  const auto start = steady_clock::now();
+  nanoseconds pause = kPauseMin;
+  while (true) {
+    bool through = false;
+    RETURN_IF_ERROR(done(number, &through));
+    if (through) return {};
+    if (timeout_ns >= 0) {
+      const nanoseconds left = nanoseconds(timeout_ns) - (steady_clock::now() - start);
+      if (left <= nanoseconds(0)) {
+        return {Code::kTimeout,
+                "the copy is not done after " + std::to_string(timeout_ns / 1'000'000) + " ms"};
+      }
+      pause = std::min(pause, left);
+    }
+    // CUDA's own wait has no end, so this one looks again and again.
+    std::unique_lock lock(mutex_);
+    has_done_.wait_for(lock, pause);
+    pause = std::min<nanoseconds>(pause * 2, kPauseMax);
+  }
+}
+
+Status CudaDevice::close() {
+  Status status;
+  const auto keep_first = [&](const Status& one) {
+    if (status.ok()) status = one;
+  };
+  std::lock_guard lock(mutex_);
+  for (CudaStream& lane : lanes_) {
+    if (lane.get() == nullptr) continue;
+    const auto wait = [&] { return context_.driver().stream_synchronize(lane.get()); };
+    const Status waited = context_.inside(wait);
+    // An error may be of what others did; then the copies may still be under way.
+    if (!waited.ok()) (void)context_.inside(wait);
+    keep_first(waited);
+    keep_first(lane.reset());
+  }
+  lanes_.clear();
+  for (Copy& copy : copies_) keep_first(copy.event.reset());
+  copies_.clear();
+  free_.clear();
+  keep_first(ready_.reset());
+  return status;
+}
+
+}  // namespace lightckpt
