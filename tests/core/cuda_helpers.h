@@ -84,6 +84,10 @@ struct OneDevice {
     fill(0);
     std::ranges::fill(host(), std::byte{0xee});
   }
+  OneDevice(const OneDevice&) = delete;
+  OneDevice& operator=(const OneDevice&) = delete;
+  // Kernels that nobody waited for write to the memory that goes now.
+  ~OneDevice() { fake_cuda_settle(); }
 
   CudaDevice* operator->() { return device.get(); }
   std::span<std::byte> tensor() const {
