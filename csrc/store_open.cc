@@ -196,9 +196,7 @@ Status Store::read_manifest(Version* version) const {
     RETURN_IF_ERROR(decode_manifest(*media_, slot, manifest, layout.get(), &version->blob));
     version->layout = std::move(layout);
   } else if (same->layout == nullptr) {
-    return {Code::kFormat, "version " + std::to_string(slot.version) + " (step " +
-                               std::to_string(slot.step) + "): it shares the manifest of " +
-                               same->damage.message()};
+    return damaged(slot, "it shares the manifest of " + same->damage.message());
   } else {
     version->layout = same->layout;
     version->blob = same->blob;
