@@ -12,7 +12,6 @@ namespace lightckpt {
 namespace {
 
 constexpr uint64_t kBytes = 40'000;
-constexpr int kOutOfMemory = 2;
 
 class CudaDeviceTest : public FakeCuda {
  protected:
@@ -364,20 +363,7 @@ TEST_F(CudaDeviceTest, every_error_is_returned_and_leaves_nothing) {
     RETURN_IF_ERROR(memory.reset());
     return buffer.reset();
   };
-  uint64_t calls = 0;
-  for (uint64_t nth = 1;; ++nth) {
-    fake_cuda_fail(nullptr, nth, kOutOfMemory);
-    const Status status = use();
-    ASSERT_EQ(live(), before) << "call " << nth << ": " << status.message();
-    ASSERT_EQ(counted().misuses, 0) << "call " << nth << ": " << fake_cuda_misuse();
-    if (fake_cuda_unfail() != 0) {
-      EXPECT_TRUE(is_ok(status));
-      break;
-    }
-    EXPECT_TRUE(fails(status, Code::kNoSpace, "OUT_OF_MEMORY")) << "call " << nth;
-    calls = nth;
-  }
-  EXPECT_GT(calls, 90u);
+  EXPECT_GT(fail_each_call(before, use), 90u);
 }
 
 }  // namespace

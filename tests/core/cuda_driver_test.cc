@@ -15,7 +15,6 @@ namespace lightckpt {
 namespace {
 
 constexpr uint64_t kBytes = 1 << 16;
-constexpr int kOutOfMemory = 2;
 constexpr int kIllegalAddress = 700;
 
 TEST(CudaLibrary, that_is_missing_or_another_is_not_found) {

@@ -31,6 +31,8 @@ inline std::vector<int64_t> live() {
           now.host_allocations, now.registrations, now.depth,  now.capture_mode};
 }
 
+inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+
 // Starts from a fake driver that has done nothing, and ends with one that was not misused.
 class FakeCuda : public testing::Test {
  protected:
@@ -63,6 +65,23 @@ class FakeCuda : public testing::Test {
     closures_.push_back(std::make_unique<std::function<void()>>(std::move(kernel)));
     const auto run = [](void* closure) { (*static_cast<std::function<void()>*>(closure))(); };
     fake_cuda_enqueue(stream, run, closures_.back().get());
+  }
+
+  // Runs `use` with its first call of the driver failing, then its second, up to none: each time
+  // the error comes back and nothing lives on that was not there `before`. Returns how many calls.
+  uint64_t fail_each_call(const std::vector<int64_t>& before, const std::function<Status()>& use) {
+    for (uint64_t nth = 1;; ++nth) {
+      fake_cuda_fail(nullptr, nth, kOutOfMemory);
+      const Status status = use();
+      EXPECT_EQ(live(), before) << "call " << nth << ": " << status.message();
+      EXPECT_EQ(counted().misuses, 0) << "call " << nth << ": " << fake_cuda_misuse();
+      if (fake_cuda_unfail() != 0) {
+        EXPECT_TRUE(is_ok(status));
+        return nth - 1;
+      }
+      EXPECT_TRUE(fails(status, Code::kNoSpace, "OUT_OF_MEMORY")) << "call " << nth;
+      if (HasFailure()) return 0;
+    }
   }
 
   std::unique_ptr<CudaDriver> driver;

@@ -14,7 +14,6 @@ namespace {
 constexpr uint64_t kBytes = 40'000;
 constexpr uint64_t kPieceBytes = 4096;
 constexpr uint64_t kPieces = 4;
-constexpr int kOutOfMemory = 2;
 
 // Workers between a staging and a media that is plain memory: span i begins at `starts[i]`.
 class Workers {
@@ -321,20 +320,7 @@ TEST_F(CudaStaging, every_error_is_returned_and_leaves_nothing) {
     return memory.reset();
   };
   for (const Way way : {Way::kOut, Way::kIn}) {
-    uint64_t calls = 0;
-    for (uint64_t nth = 1;; ++nth) {
-      fake_cuda_fail(nullptr, nth, kOutOfMemory);
-      const Status status = use(way);
-      ASSERT_EQ(live(), before) << "call " << nth << ": " << status.message();
-      ASSERT_EQ(counted().misuses, 0) << "call " << nth << ": " << fake_cuda_misuse();
-      if (fake_cuda_unfail() != 0) {
-        EXPECT_TRUE(is_ok(status));
-        break;
-      }
-      EXPECT_TRUE(fails(status, Code::kNoSpace, "OUT_OF_MEMORY")) << "call " << nth;
-      calls = nth;
-    }
-    EXPECT_GT(calls, 150u);
+    EXPECT_GT(fail_each_call(before, [&] { return use(way); }), 150u);
   }
 }
 
