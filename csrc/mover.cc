@@ -1,5 +1,5 @@
-// Cutting, handing round and counting pieces. See staging.h.
-#include "staging.h"
+// Cutting, handing round and counting pieces. See mover.h.
+#include "mover.h"
 
 #include <algorithm>
 #include <chrono>
@@ -18,28 +18,26 @@ constexpr microseconds kPauseMax{1000};
 
 }  // namespace
 
-Status Staging::make(CudaDevice* device, uint64_t ring_bytes, uint64_t piece_bytes,
-                     std::unique_ptr<Staging>* staging) {
+Status Mover::make(CudaDevice* device, uint64_t ring_bytes, uint64_t piece_bytes,
+                   std::unique_ptr<Mover>* mover) {
   CHECK(piece_bytes > 0 && ring_bytes > 0 && ring_bytes % piece_bytes == 0);
-  std::unique_ptr<Staging> made(new Staging(device));
+  std::unique_ptr<Mover> made(new Mover(device));
   RETURN_IF_ERROR(CudaPinnedBuffer::make(device->context(), ring_bytes, &made->buffer_));
   made->piece_bytes_ = piece_bytes;
-  made->slots_.resize(ring_bytes / piece_bytes);
-  for (size_t slot = made->slots_.size(); slot-- > 0;) {
-    made->free_.push_back(static_cast<uint32_t>(slot));
-  }
-  *staging = std::move(made);
+  made->ring_slots_ = static_cast<uint32_t>(ring_bytes / piece_bytes);
+  made->slots_.resize(made->ring_slots_);
+  for (uint32_t slot = made->ring_slots_; slot-- > 0;) made->free_ring_.push_back(slot);
+  *mover = std::move(made);
   return {};
 }
 
-Status Staging::submit(Way way, uint64_t stream, std::span<const DeviceSpan> spans,
-                       uint64_t* number) {
+Status Mover::submit(Way way, uint32_t lane, std::span<const DeviceSpan> spans,
+                     const CudaPinned* places, uint64_t* number) {
   const Lock lock(mutex_);
   if (batches_.size() == kBatchesMax) {
     return {Code::kBusy, std::to_string(kBatchesMax) + " batches are unfinished: wait for some"};
   }
   Batch batch;
-  RETURN_IF_ERROR(device_->order_after(stream, &batch.lane));
   if (!spare_.empty()) {
     batch.spans = std::move(spare_.back());
     spare_.pop_back();
@@ -47,6 +45,8 @@ Status Staging::submit(Way way, uint64_t stream, std::span<const DeviceSpan> spa
   batch.spans.assign(spans.begin(), spans.end());
   batch.number = *number = next_number_++;
   batch.way = way;
+  batch.lane = lane;
+  if (places != nullptr) batch.places = *places;
   skip_empty(&batch);
   batches_.push_back(std::move(batch));
   moved_ = true;
@@ -54,11 +54,11 @@ Status Staging::submit(Way way, uint64_t stream, std::span<const DeviceSpan> spa
   return {};
 }
 
-Status Staging::next(int64_t timeout_ns, StagedPiece* piece) {
+Status Mover::next(int64_t timeout_ns, Piece* piece) {
   return wait_until(timeout_ns, "there is no piece", [&] { return take(piece); });
 }
 
-bool Staging::take(StagedPiece* piece) {
+bool Mover::take(Piece* piece) {
   if (!arrived_.empty()) {
     *piece = slots_[arrived_.front()].piece;
     arrived_.pop_front();
@@ -66,9 +66,8 @@ bool Staging::take(StagedPiece* piece) {
     return true;
   }
   for (Batch& batch : batches_) {
-    if (batch.way != Way::kIn || batch.cut() || free_.empty()) continue;
-    const uint32_t slot = free_.back();
-    free_.pop_back();
+    uint32_t slot = 0;
+    if (batch.way != Way::kIn || batch.cut() || !take_slot(batch.in_place(), &slot)) continue;
     cut_piece(&batch, slot);
     ++batch.with_worker;
     ++taken_;
@@ -78,7 +77,23 @@ bool Staging::take(StagedPiece* piece) {
   return false;
 }
 
-void Staging::finish(const StagedPiece& piece, const Status& status) {
+bool Mover::take_slot(bool in_place, uint32_t* slot) {
+  std::vector<uint32_t>& free = in_place ? free_places_ : free_ring_;
+  if (in_place && free.empty() && slots_.size() < ring_slots_ + kPlacesMax) {
+    free.push_back(static_cast<uint32_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  if (free.empty()) return false;
+  *slot = free.back();
+  free.pop_back();
+  return true;
+}
+
+void Mover::free_slot(uint32_t slot) {
+  (slot < ring_slots_ ? free_ring_ : free_places_).push_back(slot);
+}
+
+void Mover::finish(const Piece& piece, const Status& status) {
   const Lock lock(mutex_);
   Batch* const batch = find(piece.batch);
   CHECK(batch != nullptr && batch->with_worker > 0 && taken_ > 0);
@@ -89,12 +104,21 @@ void Staging::finish(const StagedPiece& piece, const Status& status) {
   if (piece.way == Way::kIn && batch->status.ok()) {
     give_to_device(batch, piece.slot);
   } else {
-    free_.push_back(piece.slot);
+    free_slot(piece.slot);
   }
   pump();
 }
 
-Status Staging::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns) {
+void Mover::cancel(uint64_t number, const Status& why) {
+  const Lock lock(mutex_);
+  Batch* const batch = find(number);
+  if (batch == nullptr) return;
+  moved_ = true;
+  fail(batch, why);
+  pump();
+}
+
+Status Mover::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns) {
   uint64_t last = 0;
   Status status;
   const auto all_given = [&] {
@@ -113,7 +137,7 @@ Status Staging::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns
   return status.ok() ? ordered : status;
 }
 
-Status Staging::wait(uint64_t number, int64_t timeout_ns) {
+Status Mover::wait(uint64_t number, int64_t timeout_ns) {
   Status status;
   const auto is_finished = [&] {
     if (find(number) != nullptr) return false;
@@ -124,7 +148,15 @@ Status Staging::wait(uint64_t number, int64_t timeout_ns) {
   return status;
 }
 
-Status Staging::close() {
+bool Mover::next_finished(uint64_t* batch) {
+  const Lock lock(mutex_);
+  if (untold_.empty()) return false;
+  *batch = untold_.front();
+  untold_.pop_front();
+  return true;
+}
+
+Status Mover::close() {
   const Lock lock(mutex_);
   Status status;
   const auto keep_first = [&](const Status& one) {
@@ -146,7 +178,7 @@ Status Staging::close() {
 // Waits until `ready` says so, with the mutex held. Between, pieces go round: whoever waits sees to
 // that.
 template <typename Ready>
-Status Staging::wait_until(int64_t timeout_ns, const char* what, const Ready& ready) {
+Status Mover::wait_until(int64_t timeout_ns, const char* what, const Ready& ready) {
   const auto start = steady_clock::now();
   nanoseconds pause = kPauseMin;
   Lock lock(mutex_);
@@ -167,12 +199,11 @@ Status Staging::wait_until(int64_t timeout_ns, const char* what, const Ready& re
 }
 
 // Takes back what the device is through with, and gives it what fits.
-void Staging::pump() {
+void Mover::pump() {
   collect_done();
   for (Batch& batch : batches_) {
-    while (batch.way == Way::kOut && !batch.cut() && !free_.empty()) {
-      const uint32_t slot = free_.back();
-      free_.pop_back();
+    uint32_t slot = 0;
+    while (batch.way == Way::kOut && !batch.cut() && take_slot(batch.in_place(), &slot)) {
       cut_piece(&batch, slot);
       give_to_device(&batch, slot);
     }
@@ -182,7 +213,7 @@ void Staging::pump() {
   if (std::exchange(moved_, false)) changed_.notify_all();
 }
 
-void Staging::collect_done() {
+void Mover::collect_done() {
   uint64_t waiting = 0;  // lanes whose first piece is not done: the others on it are not either
   for (size_t left = with_device_.size(); left > 0; --left) {
     const uint32_t index = with_device_.front();
@@ -201,12 +232,12 @@ void Staging::collect_done() {
       ++batch->with_worker;
       arrived_.push_back(index);
     } else {
-      free_.push_back(index);
+      free_slot(index);
     }
   }
 }
 
-bool Staging::is_through(Slot* slot) {
+bool Mover::is_through(Slot* slot) {
   bool done = false;
   const Status status = device_->done(slot->copy, &done);
   if (status.ok()) {
@@ -219,41 +250,68 @@ bool Staging::is_through(Slot* slot) {
   return ++slot->errors >= 2;
 }
 
-void Staging::skip_empty(Batch* batch) const {
+void Mover::skip_empty(Batch* batch) const {
   while (!batch->cut() && batch->offset == batch->spans[batch->span].bytes) {
     ++batch->span;
     batch->offset = 0;
   }
 }
 
-void Staging::cut_piece(Batch* batch, uint32_t slot) {
-  const uint64_t left = batch->spans[batch->span].bytes - batch->offset;
-  StagedPiece& piece = slots_[slot].piece;
+void Mover::cut_piece(Batch* batch, uint32_t slot) {
+  const uint64_t room = batch->in_place() ? kPlaceBytes : piece_bytes_;
+  Piece& piece = slots_[slot].piece;
+  piece = {};
   piece.batch = batch->number;
   piece.way = batch->way;
+  piece.in_place = batch->in_place();
   piece.span = static_cast<uint32_t>(batch->span);
   piece.offset = batch->offset;
-  piece.bytes = std::min(left, piece_bytes_);
-  piece.memory = buffer_.pinned().memory + slot * piece_bytes_;
+  if (!piece.in_place) piece.memory = buffer_.pinned().memory + slot * piece_bytes_;
   piece.slot = slot;
-  batch->offset += piece.bytes;
+  for (uint64_t used = 0; !batch->cut() && piece.spans < kPartsMax; ++piece.spans) {
+    const uint64_t left = batch->spans[batch->span].bytes - batch->offset;
+    // A span that does not fit begins the next piece, so that its parts are of the full size.
+    if (piece.spans > 0 && used + left > room) break;
+    const uint64_t part = std::min(left, room);
+    piece.bytes += part;
+    used += Piece::next_part(part);
+    batch->offset += part;
+    if (part < left) {
+      ++piece.spans;
+      break;
+    }
+    ++batch->span;
+    batch->offset = 0;
+  }
   skip_empty(batch);
 }
 
-void Staging::give_to_device(Batch* batch, uint32_t index) {
+void Mover::give_to_device(Batch* batch, uint32_t index) {
   Slot& slot = slots_[index];
-  const StagedPiece& piece = slot.piece;
-  const CudaPointer device = batch->spans[piece.span].device + piece.offset;
-  const CudaSpan span = {device, index * piece_bytes_, piece.bytes};
+  const Piece& piece = slot.piece;
+  const CudaPinned host = piece.in_place ? batch->places : buffer_.pinned();
+  std::byte* staged = piece.memory;
+  uint64_t left = piece.bytes;
+  parts_.clear();
+  for (uint32_t i = 0; i < piece.spans; ++i) {
+    const DeviceSpan& span = batch->spans[piece.span + i];
+    const uint64_t offset = i == 0 ? piece.offset : 0;
+    const uint64_t bytes = std::min(span.bytes - offset, left);
+    std::byte* const memory = piece.in_place ? span.place + offset : staged;
+    if (bytes > 0) {
+      parts_.push_back({span.device + offset, static_cast<uint64_t>(memory - host.memory), bytes});
+    }
+    staged += Piece::next_part(bytes);
+    left -= bytes;
+  }
   uint64_t copy = 0;
-  const Status status =
-      batch->way == Way::kOut
-          ? device_->copy_out(batch->lane, std::span(&span, 1), buffer_.pinned(), &copy)
-          : device_->copy_in(batch->lane, std::span(&span, 1), buffer_.pinned(), &copy);
+  const Status status = batch->way == Way::kOut
+                            ? device_->copy_out(batch->lane, parts_, host, &copy)
+                            : device_->copy_in(batch->lane, parts_, host, &copy);
   moved_ = true;
   if (!status.ok()) fail(batch, status);
   if (copy == 0) {
-    free_.push_back(index);
+    free_slot(index);
     return;
   }
   slot.copy = copy;
@@ -265,36 +323,36 @@ void Staging::give_to_device(Batch* batch, uint32_t index) {
 }
 
 // What is left of it is left out, and pieces that no worker has taken are free.
-void Staging::fail(Batch* batch, const Status& status) {
+void Mover::fail(Batch* batch, const Status& status) {
   if (!batch->status.ok()) return;
   batch->status = status;
   batch->span = batch->spans.size();
   std::erase_if(arrived_, [&](uint32_t slot) {
     if (slots_[slot].piece.batch != batch->number) return false;
     --batch->with_worker;
-    free_.push_back(slot);
+    free_slot(slot);
     return true;
   });
 }
 
-void Staging::finish_batches() {
+void Mover::finish_batches() {
   std::erase_if(batches_, [&](Batch& batch) {
     if (!batch.cut() || batch.with_device > 0 || batch.with_worker > 0) return false;
     finished_[batch.number % kReports] = {batch.number, std::move(batch.status)};
+    if (untold_.size() == kReports) untold_.pop_front();
+    untold_.push_back(batch.number);
     spare_.push_back(std::move(batch.spans));
     moved_ = true;
     return true;
   });
 }
 
-Staging::Batch* Staging::find(uint64_t number) {
-  for (Batch& batch : batches_) {
-    if (batch.number == number) return &batch;
-  }
-  return nullptr;
+Mover::Batch* Mover::find(uint64_t number) {
+  const auto found = std::ranges::lower_bound(batches_, number, {}, &Batch::number);
+  return found != batches_.end() && found->number == number ? &*found : nullptr;
 }
 
-Status Staging::report_of(uint64_t number) const {
+Status Mover::report_of(uint64_t number) const {
   CHECK(number > 0 && number < next_number_);
   const Finished& finished = finished_[number % kReports];
   if (finished.number == number) return finished.status;
