@@ -268,7 +268,7 @@ TEST_F(CudaMover, small_spans_share_a_piece) {
     std::vector<DeviceSpan> spans;
     for (uint64_t at = 0; at < kBytes;) {
       const uint64_t size =
-          std::min<uint64_t>(random() % 10 == 0 ? 9000 : random() % 130, kBytes - at);
+          std::min<uint64_t>(random() % 200 == 0 ? 9000 : random() % 130, kBytes - at);
       homes.push_back({at, size});
       spans.push_back({on.memory.get() + at, size});
       at += size;
@@ -283,7 +283,7 @@ TEST_F(CudaMover, small_spans_share_a_piece) {
         ASSERT_TRUE(is_ok(submit(mover.get(), on, way, torch, spans, &batch)));
         ASSERT_TRUE(is_ok(mover->wait(batch, kCudaDeadlineNs)));
       }
-      EXPECT_LT(fake_cuda_calls("cuEventRecord") - copies, spans.size() / 4) << spans.size();
+      EXPECT_LT(fake_cuda_calls("cuEventRecord") - copies, spans.size() / 8) << spans.size();
       EXPECT_TRUE(std::ranges::equal(on.tensor(), bytes)) << "seed " << seed;
       EXPECT_EQ(media, bytes) << "seed " << seed;
     }
@@ -308,7 +308,9 @@ TEST_F(CudaMover, pieces_in_place_need_no_ring) {
     uint64_t batch = 0;
     ASSERT_TRUE(is_ok(submit(mover.get(), on.device.get(), way, torch, spans, &places, &batch)));
     // The guard of a copy out does not wait on the host, however large the batch.
-    if (way == Way::kOut) EXPECT_TRUE(is_ok(mover->stream_wait(batch, torch, 0)));
+    if (way == Way::kOut) {
+      EXPECT_TRUE(is_ok(mover->stream_wait(batch, torch, 0)));
+    }
     fake_cuda_open(gate);
     uint64_t got = 0;
     Piece piece;
