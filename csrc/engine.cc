@@ -70,6 +70,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   }
   Attempt attempt;
   Status status = store_->begin(step, keep, std::move(extents), blob, host_bytes, &attempt);
+  if (status.ok()) status = cover_media();
   std::lock_guard lock(mutex_);
   if (status.code() == Code::kIo) failed_ = status;
   if (!status.ok()) return status;
@@ -78,6 +79,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   table_.assign(attempt_.layout->chunk_count, 0);
   written_.assign(attempt_.layout->chunk_count, false);
   chunks_written_ = 0;
+  changed_ = false;
   return {};
 }
 
@@ -97,6 +99,7 @@ Status Engine::cut(const Layout& layout, uint64_t area, std::span<const Span> sp
       return {Code::kInvalid, "extent " + std::to_string(span.extent) + " of " +
                                   std::to_string(layout.extent_bytes.size())};
     }
+    batch->firsts.push_back(batch->chunks.size());
     const uint64_t bytes = layout.extent_bytes[span.extent];
     if (bytes > 0 && span.memory == nullptr && batch->op != Op::kVerify) {
       return {Code::kInvalid, "extent " + std::to_string(span.extent) + " has no memory"};
@@ -113,6 +116,13 @@ Status Engine::cut(const Layout& layout, uint64_t area, std::span<const Span> sp
 }
 
 Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint64_t* number) {
+  std::unique_ptr<Batch> batch;
+  RETURN_IF_ERROR(make_batch(op, version, spans, &batch));
+  return enqueue(std::move(batch), number);
+}
+
+Status Engine::make_batch(Op op, uint64_t version, std::span<const Span> spans,
+                          std::unique_ptr<Batch>* made) {
   std::unique_ptr<Batch> batch = new_batch();
   batch->op = op;
   if (version == 0) {
@@ -138,11 +148,12 @@ Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint
         decode_record(store_->media(), found.slot, *found.layout, &batch->table, &host));
     RETURN_IF_ERROR(cut(*found.layout, found.slot.record_offset, spans, batch.get()));
   }
-  return enqueue(std::move(batch), number);
+  *made = std::move(batch);
+  return {};
 }
 
-Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
-  std::lock_guard lock(mutex_);
+// With the mutex held.
+Status Engine::number_it(Batch* batch, uint64_t* number) {
   // Counted from the oldest unfinished one: it must still find its own place in the ring.
   if (!queue_.empty() && next_number_ - queue_.front()->number >= kBatchesMax) {
     return {Code::kInvalid, "batch " + std::to_string(queue_.front()->number) +
@@ -150,11 +161,17 @@ Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
                                 " have been submitted since"};
   }
   batch->number = *number = next_number_++;
-  batch->next = 0;
-  batch->remaining = batch->op == Op::kCommit ? 1 : batch->chunks.size();
   batch->report = {};
   batch->report.submit_ns = now_ns();
   batch->status = {};
+  return {};
+}
+
+Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
+  std::lock_guard lock(mutex_);
+  RETURN_IF_ERROR(number_it(batch.get(), number));
+  batch->next = 0;
+  batch->remaining = batch->op == Op::kCommit ? 1 : batch->chunks.size();
   if (batch->remaining == 0) {
     batch->report.start_ns = batch->report.submit_ns;
     finish(batch.get());
@@ -216,9 +233,15 @@ Status Engine::commit(Bytes host, uint64_t* number) {
     if (!failed_.ok()) return failed_;
     if (!attempt_open_ || dropping_) return {Code::kInvalid, "no version is in flight"};
     if (committing_) return {Code::kInvalid, "the version's commit is queued already"};
-    if (chunks_written_ != table_.size()) {
-      return {Code::kInvalid, std::to_string(chunks_written_) + " of " +
-                                  std::to_string(table_.size()) + " chunks have been written"};
+    uint64_t coming = chunks_written_;
+    for (const auto& queued : queue_) {
+      if (queued->gpu == nullptr || queued->op != Op::kWrite) continue;
+      const auto is_new = [&](const Chunk& chunk) { return !written_[chunk.index]; };
+      coming += static_cast<uint64_t>(std::ranges::count_if(queued->chunks, is_new));
+    }
+    if (coming < table_.size()) {
+      return {Code::kInvalid, std::to_string(coming) + " of " + std::to_string(table_.size()) +
+                                  " chunks have been written, or are on their way"};
     }
   }
   batch->op = Op::kCommit;
@@ -243,6 +266,10 @@ void Engine::leave_out(bool writes_only) {
   for (size_t i = queue_.size(); i-- > 0;) {
     Batch* batch = queue_[i].get();
     if (batch->op == Op::kCommit || (writes_only && batch->op != Op::kWrite)) continue;
+    if (batch->gpu != nullptr) {
+      batch->gpu->mover().cancel(batch->moved.batch, {Code::kInvalid, "the version was given up"});
+      continue;
+    }
     batch->remaining -= batch->chunks.size() - batch->next;
     batch->next = batch->chunks.size();
     batch->status = {Code::kInvalid, "the version was given up"};
@@ -283,6 +310,7 @@ void Engine::finish(Batch* batch) {
     batch->status = store_->media().check();
     if (!batch->status.ok() && failed_.ok()) failed_ = batch->status;
   }
+  if (batch->gpu != nullptr) --on_devices_;
   Finished& place = finished_[batch->number % kReports];
   place.number = batch->number;
   place.report = batch->report;
@@ -291,6 +319,10 @@ void Engine::finish(Batch* batch) {
       std::ranges::find_if(queue_, [&](const auto& queued) { return queued.get() == batch; });
   if (found != queue_.end()) {
     batch->chunks.clear();
+    batch->firsts.clear();
+    batch->gpu = nullptr;
+    batch->moved = {};
+    batch->in_place = batch->arrived = false;
     spare_.push_back(std::move(*found));
     queue_.erase(found);
   }

@@ -14,6 +14,12 @@
 // A batch's source memory must not change until it is done. The engine cannot know; its callers
 // compare version counters, or checksums through the check operation.
 //
+// A batch may be of memory on a GPU (submit_on): then pieces of it arrive when the device has
+// copied them, and workers take those. One idle worker at a time asks the devices whether there is
+// one; no other thread does. The guard of such a batch lets a stream wait, not a thread
+// (stream_wait). So a commit may be queued before the last piece has arrived: it waits for the
+// batches of its attempt, and is refused where a check among them found other bytes.
+//
 // A check touches no media, so it cannot hang there: who waits for one does its share of it, rather
 // than wait for a worker to wake up. Guards do, many times a second.
 //
@@ -22,15 +28,18 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "gpu.h"
 #include "store.h"
 
 namespace lightckpt {
@@ -43,6 +52,20 @@ struct Span {
   std::byte* memory;
   uint32_t extent;
   uint32_t reserved;
+};
+
+// Where the memory of a batch's spans is, if it is not the host's.
+struct OnDevice {
+  int ordinal = 0;
+  uint64_t stream = 0;  // the caller's, see device_cuda.h
+  Snapshot how = Snapshot::kHost;
+};
+
+struct DeviceInfo {
+  std::string name;
+  int driver_version = 0;  // 12040 is CUDA 12.4
+  uint64_t ring_bytes = 0;
+  Status direct;  // why copy engines cannot reach the media, or ok
 };
 
 struct Report {
@@ -69,6 +92,15 @@ class Engine {
                uint64_t host_bytes);
   // `version` 0 is the attempt in flight; kWrite takes no other, kRead, kVerify, kCopy only others.
   Status submit(Op op, uint64_t version, std::span<const Span> spans, uint64_t* batch);
+  // Makes a GPU ready, and tries whether its copy engines reach the media; later calls only say so
+  // again. The driver is kept. One at a time.
+  Status open_device(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, DeviceInfo* info);
+  // The same for memory on a device that is open. Not kVerify.
+  Status submit_on(const OnDevice& on, Op op, uint64_t version, std::span<const Span> spans,
+                   uint64_t* batch);
+  // The guard: what `stream` is given from now on comes after the batch's copies. It is quick but
+  // where a batch through the ring is larger than that: then it waits for workers.
+  Status stream_wait(uint64_t batch, uint64_t stream, int64_t timeout_ns);
   // kTimeout, the batch's failure, kChanged where checksums did not match, or done.
   Status wait(uint64_t batch, int64_t timeout_ns, Report* report);
   Status commit(Bytes host, uint64_t* batch);
@@ -105,6 +137,12 @@ class Engine {
     std::vector<std::byte> host;  // kCommit
     Report report;
     Status status;
+    Gpu* gpu = nullptr;
+    Moved moved;                 // on that
+    std::vector<size_t> firsts;  // of each span, the first chunk
+    std::vector<uint32_t> sums;  // kCheck: of each chunk, as it arrived
+    bool in_place = false;
+    bool arrived = false;
 
     bool taken() const { return next == (op == Op::kCommit ? 1 : chunks.size()); }
   };
@@ -114,7 +152,13 @@ class Engine {
     Status status;
   };
 
+  Status make_batch(Op op, uint64_t version, std::span<const Span> spans,
+                    std::unique_ptr<Batch>* batch);
   Status enqueue(std::unique_ptr<Batch> batch, uint64_t* number);
+  Status enqueue_on(Gpu* gpu, const OnDevice& on, std::unique_ptr<Batch> batch, uint64_t* number);
+  Status number_it(Batch* batch, uint64_t* number);
+  Gpu* find_gpu(int ordinal);
+  Status cover_media();
   Status cut(const Layout& layout, uint64_t area, std::span<const Span> spans, Batch* batch);
   void stop();
   void work();
@@ -123,6 +167,18 @@ class Engine {
   void run_chunks(Batch* batch, size_t begin, size_t end);
   bool run_chunk(const Batch& batch, const Chunk& chunk);
   void run_commit(Batch* batch);
+  Status commit_attempt(std::span<const std::byte> host);
+  void poll(std::unique_lock<std::mutex>& lock);
+  void run_piece(Gpu* gpu, const Piece& piece, std::unique_lock<std::mutex>& lock);
+  uint32_t run_parts(Batch* batch, const Piece& piece, std::vector<uint32_t>* bad);
+  bool run_staged(Batch* batch, size_t at, std::byte* staged);
+  bool awaits_writes(const Batch& check) const;
+  void finish_arrived();
+  void collect_finished(Gpu* gpu);
+  Batch* find_moved(const Gpu* gpu, uint64_t moved);
+  bool awaits_device() const;
+  void note_written(const Batch& batch, size_t begin, size_t end, uint64_t bytes);
+  void note_bad(Batch* batch, uint32_t extent);
   void finish(Batch* batch);
   std::unique_ptr<Batch> new_batch();
   void leave_out(bool writes_only);
@@ -146,11 +202,17 @@ class Engine {
 
   bool attempt_open_ = false;
   bool dropping_ = false;
+  bool changed_ = false;     // a check of the attempt found other bytes
   bool committing_ = false;  // queued: the attempt takes no more writes, and no second commit
   Attempt attempt_;
   std::vector<uint32_t> table_;  // of the attempt: workers fill distinct elements
   std::vector<bool> written_;    // which chunks of the attempt have been
   uint64_t chunks_written_ = 0;  // how many
+
+  std::vector<std::unique_ptr<Gpu>> gpus_;  // those that are open, until the end
+  size_t on_devices_ = 0;                   // unfinished batches
+  bool polling_ = false;                    // a worker asks the devices
+  std::chrono::microseconds pause_{0};      // how long it waits where there was nothing
 
   std::vector<std::thread> threads_;  // last: started when all else stands
 };

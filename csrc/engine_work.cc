@@ -43,10 +43,16 @@ void Engine::work() {
       continue;
     }
     // In their turn: a commit goes alone, but chunks of batches before it may still be running.
-    const auto found = std::ranges::find_if(queue_, [](const auto& b) { return !b->taken(); });
+    const auto found = std::ranges::find_if(queue_, [&](const auto& b) {
+      return !b->taken() && (b->op != Op::kCommit || !awaits_device());
+    });
     if (found != queue_.end()) {
+      // Whoever asks the devices may be this one.
+      if (on_devices_ > 0 && !polling_) has_work_.notify_one();
       run_some(found->get(), lock);
-    } else if (stopping_) {
+    } else if (on_devices_ > 0 && !polling_) {
+      poll(lock);
+    } else if (stopping_ && on_devices_ == 0) {
       return;
     } else {
       has_work_.wait(lock);
@@ -71,15 +77,7 @@ void Engine::run_some(Batch* batch, std::unique_lock<std::mutex>& lock) {
     run_chunks(batch, begin, end);
     lock.lock();
     batch->report.bytes += bytes;
-    if (batch->op == Op::kWrite) {
-      // Counted once each: a chunk that was written twice does not stand in for another.
-      for (size_t i = begin; i < end; ++i) {
-        const uint64_t index = batch->chunks[i].index;
-        chunks_written_ += written_[index] ? 0 : 1;
-        written_[index] = true;
-      }
-      counters_.bytes_persisted += bytes;
-    }
+    if (batch->op == Op::kWrite) note_written(*batch, begin, end, bytes);
     batch->remaining -= end - begin;
   }
   if (batch->remaining > 0) return;
@@ -87,14 +85,34 @@ void Engine::run_some(Batch* batch, std::unique_lock<std::mutex>& lock) {
   finish(batch);
 }
 
+// With the mutex held. Counted once each: a chunk that was written twice does not stand in for
+// another.
+void Engine::note_written(const Batch& batch, size_t begin, size_t end, uint64_t bytes) {
+  for (size_t i = begin; i < end; ++i) {
+    const uint64_t index = batch.chunks[i].index;
+    chunks_written_ += written_[index] ? 0 : 1;
+    written_[index] = true;
+  }
+  counters_.bytes_persisted += bytes;
+}
+
+// With the mutex held.
+void Engine::note_bad(Batch* batch, uint32_t extent) {
+  Report& report = batch->report;
+  if (report.bad_count < report.bad.size()) report.bad[report.bad_count] = extent;
+  ++report.bad_count;
+  // Who commits has not waited for what comes from a device.
+  if (batch->gpu != nullptr && batch->op == Op::kCheck && batch->table == table_.data()) {
+    changed_ = true;
+  }
+}
+
 void Engine::run_chunks(Batch* batch, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Chunk& chunk = batch->chunks[i];
     if (run_chunk(*batch, chunk)) continue;
     std::lock_guard lock(mutex_);
-    Report& report = batch->report;
-    if (report.bad_count < report.bad.size()) report.bad[report.bad_count] = chunk.extent;
-    ++report.bad_count;
+    note_bad(batch, chunk.extent);
   }
   // This thread's stores are ordered by this thread's fence only.
   if (batch->op == Op::kWrite) {
@@ -132,12 +150,7 @@ bool Engine::run_chunk(const Batch& batch, const Chunk& chunk) {
 
 void Engine::run_commit(Batch* batch) {
   const uint64_t begin = now_ns();
-  Status status;
-  {
-    std::lock_guard lock(mutex_);
-    status = failed_;
-  }
-  if (status.ok()) status = store_->commit(attempt_, table_, batch->host);
+  const Status status = commit_attempt(batch->host);
   std::lock_guard lock(mutex_);
   batch->status = status;
   batch->remaining = 0;
@@ -151,6 +164,22 @@ void Engine::run_commit(Batch* batch) {
   ++counters_.commits;
   counters_.bytes_persisted += batch->host.size();
   counters_.commit_ns = now_ns() - begin;
+}
+
+Status Engine::commit_attempt(Bytes host) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failed_.ok()) return failed_;
+    if (changed_) {
+      return {Code::kChanged, "what was copied differs from its checksums: the version is dropped"};
+    }
+    if (chunks_written_ != table_.size()) {
+      return {Code::kInvalid, std::to_string(table_.size() - chunks_written_) + " of " +
+                                  std::to_string(table_.size()) +
+                                  " chunks did not come from the device: the version is dropped"};
+    }
+  }
+  return store_->commit(attempt_, table_, host);
 }
 
 }  // namespace lightckpt
