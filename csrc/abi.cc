@@ -14,6 +14,7 @@ extern "C" {
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -276,6 +277,42 @@ int lckpt_submit(lckpt_store* store, uint32_t op, uint64_t version, const lckpt_
     const auto* first = reinterpret_cast<const lightckpt::Span*>(spans);
     return engine.submit(static_cast<lightckpt::Op>(op), version, {first, count}, batch);
   });
+}
+
+int lckpt_open_device(lckpt_store* store, uint32_t ordinal, uint64_t staging_bytes,
+                      lckpt_device* device) {
+  return with_engine(store, [&](Engine& engine) -> Status {
+    const lightckpt::CudaDriver* driver = nullptr;
+    lightckpt::DeviceInfo info;
+    RETURN_IF_ERROR(lightckpt::CudaDriver::load(&driver));
+    RETURN_IF_ERROR(engine.open_device(*driver, static_cast<int>(ordinal), staging_bytes, &info));
+    *device = {};
+    std::strncpy(device->name, info.name.c_str(), sizeof(device->name) - 1);
+    device->driver = static_cast<uint32_t>(info.driver_version);
+    device->direct = info.direct.ok() ? 1 : 0;
+    device->staging_bytes = info.ring_bytes;
+    std::strncpy(device->why_not, info.direct.message().c_str(), sizeof(device->why_not) - 1);
+    return {};
+  });
+}
+
+int lckpt_submit_on(lckpt_store* store, const lckpt_on_device* on, uint32_t op, uint64_t version,
+                    const lckpt_span* spans, uint32_t count, uint64_t* batch) {
+  return with_engine(store, [&](Engine& engine) -> Status {
+    if (op > LCKPT_COPY) return {Code::kInvalid, "there is no operation " + std::to_string(op)};
+    if (on->how > LCKPT_DEVICE) {
+      return {Code::kInvalid, "there is no way " + std::to_string(on->how) + " out of a device"};
+    }
+    const auto* first = reinterpret_cast<const lightckpt::Span*>(spans);
+    const lightckpt::OnDevice where = {static_cast<int>(on->ordinal), on->stream,
+                                       static_cast<lightckpt::Snapshot>(on->how)};
+    return engine.submit_on(where, static_cast<lightckpt::Op>(op), version, {first, count}, batch);
+  });
+}
+
+int lckpt_stream_wait(lckpt_store* store, uint64_t batch, uint64_t stream, int64_t timeout_ns) {
+  return with_engine(store,
+                     [&](Engine& engine) { return engine.stream_wait(batch, stream, timeout_ns); });
 }
 
 int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_report* report) {

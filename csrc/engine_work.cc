@@ -157,7 +157,6 @@ void Engine::run_commit(Batch* batch) {
   batch->report.bytes = batch->host.size();
   attempt_open_ = dropping_ = committing_ = false;
   if (!status.ok()) {
-    if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
     ++counters_.drops;
     return;
   }
@@ -174,12 +173,15 @@ Status Engine::commit_attempt(Bytes host) {
       return {Code::kChanged, "what was copied differs from its checksums: the version is dropped"};
     }
     if (chunks_written_ != table_.size()) {
-      return {Code::kInvalid, std::to_string(table_.size() - chunks_written_) + " of " +
-                                  std::to_string(table_.size()) +
-                                  " chunks did not come from the device: the version is dropped"};
+      return {Code::kIo, std::to_string(table_.size() - chunks_written_) + " of " +
+                             std::to_string(table_.size()) +
+                             " chunks did not come from the device: the version is dropped"};
     }
   }
-  return store_->commit(attempt_, table_, host);
+  const Status status = store_->commit(attempt_, table_, host);
+  std::lock_guard lock(mutex_);
+  if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
+  return status;
 }
 
 }  // namespace lightckpt

@@ -73,6 +73,14 @@ class Op(IntEnum):
     COPY = lib.LCKPT_COPY
 
 
+class Snapshot(IntEnum):
+    """How bytes leave a GPU, after LightCheck's three variants (C, D and G), and come back."""
+
+    HOST = lib.LCKPT_HOST  # through pinned staging
+    DIRECT = lib.LCKPT_DIRECT  # copy engines reach the store itself
+    DEVICE = lib.LCKPT_DEVICE  # aside on the GPU first
+
+
 FLUSH_METHODS = ("none", "clflush", "clflushopt", "clwb", "msync")
 
 
@@ -121,6 +129,16 @@ class Report(NamedTuple):
     bad: tuple[int, ...]
 
 
+class Device(NamedTuple):
+    """A GPU as a store sees it. ``driver`` 12040 is CUDA 12.4; ``why_not`` is empty if direct."""
+
+    name: str
+    driver: int
+    direct: bool
+    staging_bytes: int
+    why_not: str
+
+
 def _check(code: int) -> None:
     if code != lib.LCKPT_OK:
         message = ffi.string(lib.lckpt_errmsg()).decode(errors="replace")
@@ -160,6 +178,7 @@ class Store:
         slots: versions a new store can name at once, 4 to 64; 0 takes 16.
         catalog: where a new store's slots and manifests are to be; an older one must be as is said.
         size_bytes: size of a new store; 0 starts small and grows.
+        staging_bytes: pinned memory between each GPU and the workers; 0 takes 128 MiB.
 
     Raises:
         NotFoundError, NoSpaceError, BusyError, FormatError, AccessError: as named.
@@ -177,6 +196,7 @@ class Store:
         slots: int = 0,
         catalog: Catalog = Catalog.AUTO,
         size_bytes: int = 0,
+        staging_bytes: int = 0,
     ) -> None:
         options = ffi.new("lckpt_options *")
         options.flags = (lib.LCKPT_CREATE if create else 0) | (
@@ -184,6 +204,7 @@ class Store:
         )
         options.media, options.workers = int(media), workers
         options.slots, options.bytes, options.catalog = slots, size_bytes, int(catalog)
+        self._staging_bytes = staging_bytes
         self._handle = ffi.new("lckpt_store **")
         _check(lib.lckpt_open(os.fsencode(path), options, self._handle))
 
@@ -263,6 +284,51 @@ class Store:
         _check(lib.lckpt_submit(self._handle[0], int(op), version, spans, number, batch))
         return int(batch[0])
 
+    def open_device(self, ordinal: int) -> Device:
+        """Make GPU *ordinal* ready, and say whether its copy engines reach the store.
+
+        Raises:
+            NotFoundError: there is no CUDA driver, or no such device.
+        """
+        raw = ffi.new("lckpt_device *")
+        _check(lib.lckpt_open_device(self._handle[0], ordinal, self._staging_bytes, raw))
+        texts = (raw.name, raw.why_not)
+        name, why_not = (ffi.string(text).decode(errors="replace") for text in texts)
+        return Device(name, raw.driver, bool(raw.direct), raw.staging_bytes, why_not)
+
+    def submit_on(
+        self,
+        ordinal: int,
+        stream: int,
+        how: Snapshot,
+        op: Op,
+        spans: Any,
+        *,
+        version: int = 0,
+    ) -> int:
+        """Queue a batch over *spans* of a GPU's memory, after all that *stream* has been given.
+
+        Raises:
+            BusyError: the stream captures a CUDA graph.
+            MediaError: CUDA refused; or *how* is direct, and the store is not within its reach.
+            NoSpaceError: *how* is device, and there is no room on it.
+        """
+        batch = ffi.new("uint64_t *")
+        on = ffi.new("lckpt_on_device *", (ordinal, int(how), stream))
+        _check(lib.lckpt_submit_on(self._handle[0], on, int(op), version, spans, len(spans), batch))
+        return int(batch[0])
+
+    def stream_wait(self, batch: int, stream: int, timeout: float) -> None:
+        """Let what *stream* is given from now on come after the copies of *batch*.
+
+        Waits on the host only for a batch larger than its staging, until its last piece has been
+        given to the GPU.
+
+        Raises:
+            WaitTimeoutError: not within *timeout* seconds.
+        """
+        _check(lib.lckpt_stream_wait(self._handle[0], batch, stream, max(0, int(timeout * 1e9))))
+
     def wait(self, batch: int, timeout: float | None = None) -> Report:
         """Wait until *batch* is done and return what it did.
 
@@ -273,7 +339,7 @@ class Store:
         raw = ffi.new("lckpt_report *")
         nanoseconds = -1 if timeout is None else max(0, int(timeout * 1e9))
         code = lib.lckpt_wait(self._handle[0], batch, nanoseconds, raw)
-        if code != lib.LCKPT_E_CHANGED:
+        if code != lib.LCKPT_E_CHANGED or not raw.bad_count:
             _check(code)
         bad = tuple(raw.bad[0 : min(raw.bad_count, len(raw.bad))])
         return Report(raw.bytes, raw.submit_ns, raw.start_ns, raw.end_ns, raw.bad_count, bad)

@@ -79,6 +79,7 @@ class Leaf:
     requires_grad: bool = False
     address: int = 0
     extent: int = -1
+    device: int = -1  # see gpus.HOST
 
     def __post_init__(self) -> None:
         tensor = self.tensor

@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 from ._core import Info
 from .archive import Archiver
 from .decoration import Decoration
-from .driver import Driver, Stats
+from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, NotFoundError
 from .flight import Record
 from .hooks import glimpse_forward, watch_forward, watch_optimizer, weakly
 from .loop import Loops
 from .preempt import Preemption
 from .settings import Settings, make_run, open_store
+from .stats import Stats
 from .ticket import Ticket
 
 _END = object()
@@ -41,8 +42,7 @@ class Checkpointer:
         rng: also capture torch's, Python's and numpy's global generators (CUDA's if in use).
         grads: also capture ``.grad``, and make versions in the middle of an accumulation; needed
             where optimizers accumulate over different numbers of iterations.
-        every: iterations per version, or "auto": the fewest that keep the measured overhead within
-            *overhead* (a fraction).
+        every: iterations per version, or "auto": the fewest within *overhead* (a fraction).
         keep: versions that can be restored at every instant; at least 2 to fall back on one.
         mode: "overlap" (copy behind the next forward and backward), "stop" (copy while training
             waits), or "auto": measured on the run, the quicker one.
@@ -58,6 +58,10 @@ class Checkpointer:
         allow_pickle: pickle state that has no safe encoding; restoring it then runs code.
         archive, archive_every: a folder, and after how many versions one is copied there.
         workers: copying threads; 0 takes one per usable core, at most 8.
+        snapshot: how bytes leave a GPU: "direct" (its copy engine writes into the store, whose
+            pages are pinned for that), "host" (through pinned staging), "device" (aside on the GPU
+            first, which needs room there for all of it), or "auto": what works, measured.
+        staging: bytes of pinned staging per GPU.
 
     Threads: any may call. Forked children: inert, every call raises ``ValueError``.
 
@@ -93,12 +97,15 @@ class Checkpointer:
         archive: str | Path | None = None,
         archive_every: int = 0,
         workers: int = 0,
+        snapshot: str = "auto",
+        staging: int = 128 << 20,
     ) -> None:
         if (archive is None) != (archive_every == 0) or archive_every < 0:
             raise ValueError(f"archive={archive!r} and archive_every={archive_every} go together")
         settings = Settings(
             every=every, keep=keep, mode=mode, busy=busy, media=media, catalog=catalog,
             size=size, timeout=timeout, on_error=on_error, overhead=overhead, workers=workers,
+            snapshot=snapshot, staging=staging,
         )  # fmt: skip
         run = make_run(
             model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, extra=extra,
@@ -285,13 +292,7 @@ class Checkpointer:
 
     def why(self) -> dict[str, Any]:
         """Say in words what was chosen, and which tensors are copied at the boundary and why."""
-        driver = self._driver
-        mode, interval = driver.settings.mode, str(driver.settings.every)
-        if driver.trial is not None:
-            mode = f"{driver.trial.mode()}: {driver.trial.why}"
-        if driver.tuner is not None:
-            interval = f"{driver.tuner.choice.interval}: {driver.tuner.choice.why}"
-        return {"mode": mode, "every": interval, "volatile": driver.trust.report()}
+        return self._driver.why()
 
     def steps(self) -> list[int]:
         """Return the steps that can be restored now, newest first."""

@@ -15,10 +15,10 @@ import time
 import warnings
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import Any
 
+from . import gpus
 from ._core import Store, Version
 from .arithmetic import settle_arithmetic
 from .capture import Run, swaps_weights
@@ -31,10 +31,13 @@ from .errors import (
     NotFoundError,
     WaitTimeoutError,
 )
-from .flight import Flight, Plan, Record
+from .flight import Flight, Record
 from .interval import IntervalTuner, ModeTrial
+from .plan import Plan
 from .restore import apply, prepare
 from .settings import Settings
+from .snapshots import Snapshots
+from .stats import Stats, reasons
 from .structure import Structure
 from .trust import Standing, Trust
 from .updates import Updates
@@ -50,22 +53,6 @@ _LOOK_SECONDS = 0.5  # how often who waits looks whether the training thread is 
 MADE_BY = f"lightckpt {version_of('lightckpt')}"
 
 
-@dataclass
-class Stats:
-    """Counts since the checkpointer was made; seconds are of training waiting.
-
-    ``busy_seconds`` is the part of ``boundary_seconds`` spent on the version before.
-    """
-
-    iterations: int = 0
-    versions: int = 0
-    skipped: int = 0
-    dropped: int = 0
-    boundary_seconds: float = 0.0
-    guard_seconds: float = 0.0
-    busy_seconds: float = 0.0
-
-
 class Driver:
     """Drives the versions of one run into one store."""
 
@@ -79,6 +66,7 @@ class Driver:
         self.trust = Trust()
         self.tuner = IntervalTuner(settings.overhead) if settings.every == "auto" else None
         self.trial = ModeTrial() if settings.mode == "auto" else None
+        self.snapshots = Snapshots(store, settings.snapshot)
         self.flight: Flight | None = None
         self.error: CheckpointError | None = None
         self.durable_step = 0
@@ -96,9 +84,12 @@ class Driver:
     # -- hooks ---------------------------------------------------------------------------------
 
     def before_update(self, name: str) -> None:
-        """Guard: return when *name* may change its tensors."""
+        """Guard: return when *name* may change its tensors, or may give that to its stream."""
         with self.lock:
             self.updates.begin(name)
+            if gpus.is_capturing():
+                self._leave_to_graph(name)
+                return
             if self.updates.was_cut(name):
                 warnings.warn(_CUT.format(name), CheckpointWarning, 6)
             flight = self.flight
@@ -114,6 +105,15 @@ class Driver:
             except CheckpointError as error:
                 self.failed(error)
             self.stats.guard_seconds += time.perf_counter() - begin
+
+    def _leave_to_graph(self, name: str) -> None:
+        """A CUDA graph will replay *name*'s update, with no guard before it: copy at boundaries."""
+        self.updates.captured.add(name)
+        self._plan = None
+        if (flight := self.flight) is not None:
+            flight.drop("a CUDA graph with an update was captured before it was copied")
+            if flight.dropped:
+                self._count(flight)
 
     def after_update(self, name: str) -> None:
         """Note that *name* has updated its tensors."""
@@ -243,11 +243,17 @@ class Driver:
         mode = "stop" if mode == "stop" else "overlap"
         if self._plan is None or structure.moved or self._plan.mode != mode:
             # Only an optimizer whose guard was seen to fire can hold an update back.
-            guarded = [name for name in self.updates.order if not swaps_weights(self.run, name)]
+            guarded = [
+                name
+                for name in self.updates.order
+                if name not in self.updates.captured and not swaps_weights(self.run, name)
+            ]
             self._plan = Plan(structure, self.trust, guarded, mode)
         self._learning = any(ly.standing is Standing.PROBATION for ly in self._plan.layers)
         record = Record(step, mode)
-        flight = Flight(self.store, self._plan, self.trust, record, self.settings.timeout)
+        flight = Flight(
+            self.store, self._plan, self.trust, self.snapshots, record, self.settings.timeout
+        )
         flight.start(host, self.settings.keep)
         self.flight = flight
         record.boundary_ns = (begin, time.monotonic_ns())
@@ -259,10 +265,15 @@ class Driver:
         if not self._began or self._learning:
             return
         seconds = now - self._began
+        self.snapshots.decide(seconds)
         if self.tuner is not None:
             self.tuner.record(seconds, with_version=bool(self._carried))
         if self.trial is not None and self._carried:
             self.trial.record(self._carried, seconds)
+
+    def why(self) -> dict[str, Any]:
+        """Say in words what was chosen, and why."""
+        return reasons(self.settings, self.trial, self.tuner, self.snapshots, self.trust)
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -376,6 +387,7 @@ class Driver:
     def failed(self, error: CheckpointError) -> None:
         """Keep *error* for ``wait`` and ``close``; warn of it, or raise it if that is wanted."""
         self.error = self.error or error
+        self.snapshots.failed(error)
         if self.flight is not None and self.flight.dropped:
             self.flight = None
             self._landed.notify_all()

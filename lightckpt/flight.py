@@ -5,33 +5,38 @@
     settle  whatever no guard has compared; then queue the commit
     land    wait until the version is durable
 
-A layer is the extents that the same optimizers own: what one guard waits for. The comparison runs
-on the thread that calls the guard, when the copy has ended and before anything may change the
-tensors: version counters always, checksums as ``Trust`` asks. If anything has changed the version
-is given up whole (copying again would mix two instants) and the tensor is volatile from then on.
+The comparison runs on the thread that calls the guard, when the copy has ended and before anything
+may change the tensors: version counters always, checksums as ``Trust`` asks. If anything has
+changed the version is given up whole (copying again would mix two instants) and the tensor is
+volatile from then on.
+
+Of what is on a GPU nobody waits. The boundary and the guard let its stream wait, for the volatile
+extents and for the layer; counters are compared at the guard, where whatever comes before the
+update has been given to the stream; checksums are compared by the engine, which commits when all
+has arrived, or does not, and that is told when the version lands.
 
 Threads: guards may fire from any thread; the caller holds the checkpointer's lock around each call.
 """
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor
-
-from . import _core
-from ._core import Op, Store
-from .errors import CheckpointError, WaitTimeoutError
+from . import gpus
+from ._core import Op, Report, Snapshot, Store
+from .errors import CheckpointError, CorruptError, WaitTimeoutError
+from .gpus import HOST
 from .manifest import Path, name_of
-from .structure import Extent, Structure
+from .plan import Layer, Plan, spans_of
+from .snapshots import Snapshots
 from .trust import Standing, Trust
 
 Nanoseconds = tuple[int, int]
 _COUNTER = attrgetter("_version")
-LAYERS_MAX = 4096  # batches that one version may queue; with more, all is copied at the boundary
+CHANGED = "changed while it was being copied"
+MEASURED_BYTES = 1 << 20  # of a batch from a GPU, to tell how quick the way was
 
 
 @dataclass
@@ -53,83 +58,20 @@ class Record:
     dropped: str = ""
 
 
-@dataclass
-class Layer:
-    """Extents that one set of optimizers owns."""
-
-    owners: frozenset[str]
-    indexes: list[int]
-    spans: Any
-    standing: Standing
-    paths: list[Path]
-    sizes: list[int]
-    tensors: list[Tensor]
-    settled: bool = False  # only the rotation is left to recheck
-    counters: list[int] = field(default_factory=list)
-    batch: int = 0
-    compared: bool = False
-
-
-class Plan:
-    """How a structure's extents are copied: which at the boundary, which lazily, layer by layer.
-
-    Valid until the structure, the trust in an extent, or an extent's address changes.
-    """
-
-    def __init__(self, structure: Structure, trust: Trust, fired: Iterable[str], mode: str) -> None:
-        self.structure, self.mode = structure, mode
-        order = list(fired)  # in the order in which the guards fire
-        now: list[int] = []
-        layers: dict[tuple[frozenset[str], Standing], list[int]] = {}
-        for index, extent in enumerate(structure.extents):
-            owners = structure.owners(extent)
-            standing = Standing.VOLATILE
-            if owners and owners <= set(order) and mode == "overlap" and _shows_changes(extent):
-                standing = trust.standing(extent.leaves[0].path)
-            if standing is not Standing.LAZY:
-                now.append(index)
-            if standing is not Standing.VOLATILE:
-                layers.setdefault((owners, standing), []).append(index)
-        if len(layers) > LAYERS_MAX:
-            now, layers = list(range(len(structure.extents))), {}
-        self.now = _spans(structure, now)
-        ranked = sorted(layers.items(), key=lambda item: min(map(order.index, item[0][0])))
-        self.layers = [
-            Layer(
-                owners,
-                indexes,
-                _spans(structure, indexes),
-                standing,
-                [structure.extents[i].leaves[0].path for i in indexes],
-                [structure.extents[i].size for i in indexes],
-                [leaf.tensor for i in indexes for leaf in structure.extents[i].leaves],
-            )
-            for (owners, standing), indexes in ranked
-        ]
-
-
-def _shows_changes(extent: Extent) -> bool:
-    """Can a change of *extent* be seen? Its own memory is read, and version counters move."""
-    return not extent.packed and not any(leaf.tensor.is_inference() for leaf in extent.leaves)
-
-
-def _spans(structure: Structure, indexes: list[int]) -> Any:
-    extents = structure.extents
-    pairs = [(_address(extents[i]), i) for i in indexes]
-    return _core.make_spans(pairs)
-
-
-def _address(extent: Extent) -> int:
-    return extent.copy.data_ptr() if extent.copy is not None else extent.address
-
-
 class Flight:
     """One version in flight. ``dropped`` says why it was given up; empty while it was not."""
 
     def __init__(
-        self, store: Store, plan: Plan, trust: Trust, record: Record, timeout: float
+        self,
+        store: Store,
+        plan: Plan,
+        trust: Trust,
+        snapshots: Snapshots,
+        record: Record,
+        timeout: float,
     ) -> None:
         self._store, self._plan, self._trust, self._timeout = store, plan, trust, timeout
+        self._snapshots = snapshots
         self.record = record
         self.step = record.step
         self.dropped = ""
@@ -137,6 +79,8 @@ class Flight:
         self._commit = 0
         self._host = b""
         self.layers = plan.layers
+        self._coming: list[tuple[int, int]] = []  # device and batch of what no thread waited for
+        self._ways: dict[int, Snapshot] = {}
         self._lazy = [layer for layer in plan.layers if layer.standing is Standing.LAZY]
 
     def start(self, host: bytes, keep: int) -> None:
@@ -157,13 +101,21 @@ class Flight:
             begin()
         self._host = host
         try:
-            first = self._store.submit(Op.WRITE, self._plan.now)
+            first = {
+                device: self._submit(Op.WRITE, device, spans)
+                for device, spans in self._plan.now.items()
+            }
             for layer in self.layers:
                 layer.counters = list(map(_COUNTER, layer.tensors))
-                layer.compared, layer.batch = layer.standing is not Standing.LAZY, 0
+                layer.compared = layer.standing is not Standing.LAZY
+                layer.batch = layer.check = 0
                 if not layer.compared:
-                    layer.batch = self._store.submit(Op.WRITE, layer.spans)
-            self._note(self._store.wait(first, self._timeout))
+                    layer.batch = self._submit(Op.WRITE, layer.device, layer.spans)
+            for device, batch in first.items():
+                if device == HOST:
+                    self._note(self._store.wait(batch, self._timeout))
+                else:
+                    self._hold_stream(device, batch)
             self._commit_if_compared()
         except BaseException:
             self.drop("it could not be copied")
@@ -180,8 +132,13 @@ class Flight:
         begin = time.monotonic_ns()
         try:
             for layer in self._lazy:
-                if owner in layer.owners and not layer.compared:
+                if owner not in layer.owners:
+                    continue
+                if not layer.compared:
                     self._compare(layer)
+                if layer.device != HOST:
+                    self._hold_stream(layer.device, layer.batch)
+                    self._hold_stream(layer.device, layer.check)
             self._commit_if_compared()
         except BaseException:
             self.drop("the guard failed")
@@ -201,7 +158,7 @@ class Flight:
                 if not self.durable:
                     return changed
                 version = self._store.versions()[0].version
-                layer.batch = self._store.submit(Op.CHECK, layer.spans, version=version)
+                layer.batch = self._submit(Op.CHECK, layer.device, layer.spans, version=version)
                 bad = self._changed(layer, self._store.wait(layer.batch, self._timeout))
                 changed = self._judge(layer, bad) or changed
         return changed
@@ -240,9 +197,13 @@ class Flight:
             report = self._store.wait(self._commit, self._timeout if timeout is None else timeout)
         except WaitTimeoutError:
             raise  # it may still come
+        except CorruptError as error:
+            self.dropped = self.record.dropped = self._hear_of_devices() or str(error)
+            return
         except CheckpointError as error:
             self.dropped = self.dropped or str(error)
             raise
+        self._hear_of_devices()
         self.record.commit_ns = (report.start_ns, report.end_ns)
         self.durable = True
 
@@ -262,35 +223,82 @@ class Flight:
             self._commit = self._store.commit(self._host)
             self._host = b""
 
-    def _note(self, report: _core.Report) -> None:
+    def _submit(self, op: Op, device: int, spans: Any, *, version: int = 0) -> int:
+        if device == HOST:
+            return self._store.submit(op, spans, version=version)
+        way = self._ways.setdefault(device, self._snapshots.way(device))
+        stream = gpus.current_stream(device)
+        batch = self._store.submit_on(device, stream, way, op, spans, version=version)
+        if op is Op.WRITE:
+            self._coming.append((device, batch))
+        return batch
+
+    def _hold_stream(self, device: int, batch: int) -> None:
+        """Let what the current stream is given from now on come after the copies of *batch*."""
+        if batch:
+            self._store.stream_wait(batch, gpus.current_stream(device), self._timeout)
+
+    def _hear_of_devices(self) -> str:
+        """Book what came from GPUs, now that all has; say which tensor changed, if one did."""
+        rates: dict[int, list[float]] = {}
+        total = 0
+        for device, batch in self._coming:
+            report = self._store.wait(batch, self._timeout)
+            self._note(report)
+            total += report.bytes
+            if report.bytes >= MEASURED_BYTES:
+                seconds = (report.end_ns - report.start_ns) / 1e9
+                rates.setdefault(device, []).append(seconds / report.bytes)
+        for device, measured in rates.items():
+            self._snapshots.note(device, self._ways[device], measured, total)
+        self._coming = []
+        changed = ""
+        for layer in self._lazy:
+            if layer.device == HOST or not layer.compared:
+                continue
+            summed = self._store.wait(layer.check, self._timeout) if layer.check else None
+            if bad := self._changed(layer, summed, counters=False):
+                changed = f"{name_of(self._path(next(iter(bad))))} {CHANGED}"
+                self._trust.unsettle()
+            self._judge(layer, bad)
+        return changed
+
+    def _note(self, report: Report) -> None:
         if report.bytes:
             self.record.copies.append((report.start_ns, report.end_ns, report.bytes))
             self.record.bytes += report.bytes
 
     def _compare(self, layer: Layer) -> None:
-        self._note(self._store.wait(layer.batch, self._timeout))
+        if layer.device == HOST:
+            self._note(self._store.wait(layer.batch, self._timeout))
         layer.compared = True
         layer.settled = layer.settled or all(map(self._trust.is_settled, layer.paths))
         spans = layer.spans
         if layer.settled:
             chosen = self._trust.turn(layer.owners, layer.sizes)
-            spans = _spans(self._plan.structure, [layer.indexes[i] for i in chosen])
+            spans = spans_of(self._plan.structure, [layer.indexes[i] for i in chosen])
         summed = None
-        if len(spans):
+        if len(spans) and layer.device == HOST:
             summed = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
+        elif len(spans):
+            layer.check = self._submit(Op.CHECK, layer.device, spans)
         bad = self._changed(layer, summed)
+        if layer.device != HOST and not bad:
+            return  # what the check says comes later
         if bad and layer.settled:  # what is edited now may be much more than whose turn it was
-            whole = self._store.submit(Op.CHECK, layer.spans)
+            whole = self._submit(Op.CHECK, layer.device, layer.spans)
             bad = self._changed(layer, self._store.wait(whole, self._timeout))
             self._trust.unsettle()
         self._judge(layer, bad)
         if bad:
-            self.drop(f"{name_of(self._path(next(iter(bad))))} changed while it was being copied")
+            self.drop(f"{name_of(self._path(next(iter(bad))))} {CHANGED}")
 
-    def _changed(self, layer: Layer, summed: _core.Report | None) -> dict[int, str]:
+    def _changed(
+        self, layer: Layer, summed: Report | None, *, counters: bool = True
+    ) -> dict[int, str]:
         """Return extent -> how it was seen to change since the boundary."""
         bad: dict[int, str] = {}
-        if (now := list(map(_COUNTER, layer.tensors))) != layer.counters:
+        if counters and (now := list(map(_COUNTER, layer.tensors))) != layer.counters:
             at = 0
             for index in layer.indexes:
                 count = len(self._plan.structure.extents[index].leaves)

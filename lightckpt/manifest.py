@@ -48,7 +48,8 @@ class TensorEntry:
     ``requires_grad`` is of leaves: a result of other tensors is saved without its history.
     ``extent`` is -1 for a tensor without bytes: an empty or uninitialised one, or a subclass whose
     inner tensors have entries of their own. ``stride`` is in elements. ``packed``: the bytes are a
-    contiguous copy, since the tensor reaches less than half of the span it lies in.
+    contiguous copy, since the tensor reaches less than half of the span it lies in. ``device`` is
+    "cuda" for a tensor on a GPU: state that a fresh run lacks is made there again.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class TensorEntry:
     packed: bool = False
     uninitialised: bool = False
     subclass: str = ""
+    device: str = ""
 
     def span_bytes(self) -> int:
         """Bytes from the first to behind the last element in memory; 0 if there is none."""
@@ -177,6 +179,8 @@ def _entry(fields: dict[str, Any], extents: tuple[int, ...]) -> TensorEntry:
     }
     entry = TensorEntry(**{**fields, **fixed})
     where = name_of(entry.path)
+    if entry.device not in ("", "cuda"):
+        raise ValueError(f"{where} is on {entry.device!r}")
     known = entry.dtype in DTYPE_BYTES or bool(entry.subclass)
     if type(entry.dtype) is not str or not known:
         raise ValueError(f"{where} has the dtype {entry.dtype!r}")

@@ -8,11 +8,13 @@ place. Nothing is read from the media here, and nothing is refused: that was don
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import gpus
 from .capture import Run
-from .manifest import Manifest, Path, graded
+from .manifest import Manifest, Path, TensorEntry, graded
 from .modules import set_modes
 from .names import Empty, empty_buffers, held_tensors
 from .sharing import Job, Tie, make_all
@@ -223,6 +225,7 @@ def _make_state(
 def _jobs(manifest: Manifest, run: Run, places: dict[Path, Tensor]) -> list[Job]:
     """Return what a run need not have: state, gradients, and buffers whose places are empty."""
     wrappers = {entry.path for entry in manifest.entries if entry.subclass}
+    on_gpu = {entry.path for entry in manifest.entries if entry.device}
     jobs = []
     for entry in manifest.entries:
         kind, *rest = entry.path
@@ -231,16 +234,32 @@ def _jobs(manifest: Manifest, run: Run, places: dict[Path, Tensor]) -> list[Job]
         if kind == "state":
             owner = places[tuple(rest[2:])]
             held = run.optimizers[rest[0]].state.get(owner, {})
-            jobs.append(Job(entry, held.get(rest[1]) if isinstance(held, dict) else None, owner))
+            found = held.get(rest[1]) if isinstance(held, dict) else None
+            device = _device(entry, owner, tuple(rest[2:]) in on_gpu)
+            jobs.append(Job(entry, found, owner, device))
         elif kind == "shared":
             shared: dict[Any, Any] = run.optimizers[rest[0]].state
-            jobs.append(Job(entry, shared.get(rest[1])))
+            jobs.append(Job(entry, shared.get(rest[1]), device=_device(entry)))
         elif kind == "grad":
             owner = places[tuple(rest)]
-            jobs.append(Job(entry, owner.grad, owner))
+            jobs.append(Job(entry, owner.grad, owner, owner.device))
         elif entry.path not in places:
-            jobs.append(Job(entry))
+            jobs.append(Job(entry, device=_device(entry)))
     return jobs
+
+
+def _device(
+    entry: TensorEntry, owner: Tensor | None = None, with_owner: bool = False
+) -> torch.device:
+    """Return where the state of *entry* belongs now, perhaps on another kind of device than it was.
+
+    What lay where its parameter did lies there again; but scalars of the cpu (the count of Adam's
+    steps) stay on it, where optimizers look for them.
+    """
+    if owner is None:
+        return gpus.some_device() if entry.device else torch.device("cpu")
+    beside = bool(entry.device) == with_owner
+    return owner.device if beside and (entry.device or entry.shape) else torch.device("cpu")
 
 
 def _place(places: dict[Path, Tensor], path: Path, tensor: Tensor) -> None:

@@ -14,6 +14,7 @@ from .capture import Run, with_nested
 from .errors import NoSpaceError
 from .hooks import inner_optimizer
 from .names import held_tensors
+from .snapshots import SNAPSHOTS
 from .tensors import is_uninitialised
 
 MODES = ("auto", "overlap", "stop")
@@ -40,6 +41,8 @@ class Settings:
     on_error: str = "warn"
     overhead: float = 0.05
     workers: int = 0
+    snapshot: str = "auto"
+    staging: int = 128 << 20
 
     def __post_init__(self) -> None:
         if self.every != "auto" and (type(self.every) is not int or self.every < 1):
@@ -48,12 +51,14 @@ class Settings:
             raise ValueError(f"keep={self.keep!r} must be 1 to {KEEP_MAX}")
         for name, allowed in (
             ("mode", MODES), ("busy", BUSY), ("on_error", ON_ERROR), ("media", tuple(MEDIA)),
-            ("catalog", tuple(CATALOG)),
+            ("catalog", tuple(CATALOG)), ("snapshot", SNAPSHOTS),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {allowed}")
         if self.size is not None and self.size <= 0:
             raise ValueError(f"size={self.size} must be a number of bytes")
+        if type(self.staging) is not int or self.staging <= 0:
+            raise ValueError(f"staging={self.staging!r} must be a number of bytes")
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout} must be above 0 seconds")
         if not self.overhead > 0:
@@ -195,4 +200,5 @@ def open_store(path: Path, settings: Settings, run: Run) -> Store:
         catalog=CATALOG[settings.catalog],
         size_bytes=settings.size or 0,
         workers=settings.workers,
+        staging_bytes=settings.staging,
     )

@@ -191,6 +191,7 @@ class Job:
     entry: TensorEntry
     held: Any = None
     owner: Tensor | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def make_all(jobs: list[Job], ties: list[Tie], places: Places) -> list[Tensor]:
@@ -206,10 +207,12 @@ def make_all(jobs: list[Job], ties: list[Tie], places: Places) -> list[Tensor]:
             continue
         if (tie := tie_of.get(entry.path)) is not None:
             if id(tie) not in spots:
-                spots[id(tie)] = _Spot.of(tie, places, kept)
+                spots[id(tie)] = _Spot.of(tie, places, kept, job.device)
             held = spots[id(tie)].tensor_for(entry, held)
         elif held is None:
-            held = torch.empty_strided(entry.shape, entry.stride, dtype=dtype_of(entry.dtype))
+            held = torch.empty_strided(
+                entry.shape, entry.stride, dtype=dtype_of(entry.dtype), device=job.device
+            )
             held = _flagged(held, entry)
         if held.is_leaf and held.requires_grad != entry.requires_grad:
             held.requires_grad_(entry.requires_grad)
@@ -219,7 +222,7 @@ def make_all(jobs: list[Job], ties: list[Tie], places: Places) -> list[Tensor]:
 
 def _kept(jobs: list[Job], tie_of: dict[Path, Tie], places: Places) -> dict[Path, Tensor]:
     """Return the held tensors that fit, without those that lie in bytes of something else."""
-    kept = {job.entry.path: job.held for job in jobs if _fits(job.held, job.entry)}
+    kept = {job.entry.path: job.held for job in jobs if _fits(job)}
     for one, other in _live_meetings([*places.items(), *kept.items()]):
         tied = one in tie_of and tie_of[one] is tie_of.get(other)
         if not tied and (one in places or one in kept):
@@ -227,11 +230,12 @@ def _kept(jobs: list[Job], tie_of: dict[Path, Tie], places: Places) -> dict[Path
     return kept
 
 
-def _fits(held: Any, entry: TensorEntry) -> bool:
+def _fits(job: Job) -> bool:
+    held, entry = job.held, job.entry
     return (
         type(held) is (nn.Parameter if entry.parameter else Tensor)
         and held.layout == torch.strided
-        and held.device.type == "cpu"
+        and held.device == job.device
         and held.dtype == dtype_of(entry.dtype)
         and tuple(held.shape) == entry.shape
         and held.stride() == entry.stride
@@ -263,7 +267,9 @@ class _Spot:
     alike: dict[tuple[Any, ...], Tensor]
 
     @classmethod
-    def of(cls, tie: Tie, places: Places, kept: dict[Path, Tensor]) -> "_Spot":
+    def of(
+        cls, tie: Tie, places: Places, kept: dict[Path, Tensor], device: torch.device
+    ) -> "_Spot":
         """Find the memory: of a live tensor; of one that is kept and reaches all; or make it."""
         held = {e.path: places[e.path] for e in tie.entries if e.path in places}
         alike = {_kind(e): held[e.path] for e in tie.entries if _is_kind(e, held.get(e.path))}
@@ -275,11 +281,13 @@ class _Spot:
                 return cls(anchor, entry.offset, alike)
         if tie.entries[0].packed:
             one = tie.entries[0]
-            made = torch.empty_strided(one.shape, one.stride, dtype=dtype_of(one.dtype))
+            made = torch.empty_strided(
+                one.shape, one.stride, dtype=dtype_of(one.dtype), device=device
+            )
             return cls(made, one.offset, alike)
         shift = _shift(tie)
         size = tie.end - tie.begin + shift
-        return cls(torch.zeros(size, dtype=torch.uint8), tie.begin - shift, alike)
+        return cls(torch.zeros(size, dtype=torch.uint8, device=device), tie.begin - shift, alike)
 
     def tensor_for(self, entry: TensorEntry, held: Tensor | None) -> Tensor:
         """Return *held* if it lies where *entry* does, else a view of this memory."""
@@ -297,7 +305,9 @@ class _Spot:
         at = (address - anchor.untyped_storage().data_ptr()) // dtype.itemsize
         if anchor.dtype == dtype and not anchor.is_conj() and not anchor.is_neg():
             return anchor.as_strided(entry.shape, stride, at)  # has the anchor's version counter
-        return torch.empty(0, dtype=dtype).set_(anchor.untyped_storage(), at, entry.shape, stride)
+        return torch.empty(0, dtype=dtype, device=anchor.device).set_(
+            anchor.untyped_storage(), at, entry.shape, stride
+        )
 
 
 def _kind(entry: TensorEntry) -> tuple[Any, ...]:

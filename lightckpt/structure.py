@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _core
+from . import _core, gpus
 from .capture import Leaf, Run, Walk, getter_of, walk_run
 from .errors import UnsafeStateError
 from .manifest import Manifest, TensorEntry, encode_manifest, graded, name_of
@@ -45,7 +45,8 @@ class Extent:
     packed: bool = False
     span: int = 0  # bytes of memory from the first to behind the last; ``size`` unless packed
     storage: Any = None  # keeps the memory alive while workers read it
-    copy: Tensor | None = None  # the contiguous copy of a packed extent
+    copy: Tensor | None = None  # the contiguous copy of a packed extent, on the host
+    device: int = gpus.HOST  # where its bytes are copied from
 
 
 def _merge(leaves: list[Leaf]) -> list[Extent]:
@@ -53,6 +54,7 @@ def _merge(leaves: list[Leaf]) -> list[Extent]:
     spans = []
     for order, leaf in enumerate(leaves):
         leaf.address, size = span_of(leaf.tensor)
+        leaf.device = gpus.ordinal_of(leaf.tensor)
         if size:
             spans.append((leaf.address, leaf.address + size, order, leaf))
     merged: list[tuple[int, int, int, list[Leaf]]] = []
@@ -68,7 +70,8 @@ def _merge(leaves: list[Leaf]) -> list[Extent]:
         reached = sum(compact_bytes(leaf) for leaf in members)
         alike = _alike(members) if reached * 2 < end - begin else []
         if not alike or _meet([leaves[0] for leaves in alike]):
-            extents.append(Extent(end - begin, members, begin, span=end - begin))
+            device = gpus.ordinal_of(members[0].tensor)
+            extents.append(Extent(end - begin, members, begin, span=end - begin, device=device))
         else:
             extents += [_packed(leaves) for leaves in alike]
     for index, extent in enumerate(extents):
@@ -131,6 +134,7 @@ def _entry(leaf: Leaf, extents: list[Extent]) -> TensorEntry:
         requires_grad=leaf.requires_grad and tensor.is_leaf, buffer=leaf.buffer,
         persistent=leaf.persistent, parameter=isinstance(tensor, nn.Parameter),
         conj=tensor.is_conj(), neg=tensor.is_neg(), packed=packed, subclass=leaf.subclass,
+        device="" if gpus.ordinal_of(tensor) == gpus.HOST else "cuda",
     )  # fmt: skip
 
 
@@ -192,7 +196,7 @@ class Structure:
         if leaf.extent < 0:
             return True
         extent = self.extents[leaf.extent]
-        if len(extent.leaves) > 1:
+        if len(extent.leaves) > 1 or gpus.ordinal_of(leaf.tensor) != leaf.device:
             return False
         leaf.address = address
         extent.storage = [leaf.tensor.untyped_storage()]

@@ -96,15 +96,15 @@ def empty_gradient(tensor: Tensor, form: int) -> Tensor:
     """Return a gradient of zeros for *tensor*, of a form that :func:`gradient_form` returned."""
     if form == 1:
         return torch.zeros_like(tensor)
-    at = torch.empty((form - 1, 0), dtype=torch.int64)
-    values = torch.empty((0, *tensor.shape[form - 1 :]), dtype=tensor.dtype)
+    at = torch.empty((form - 1, 0), dtype=torch.int64, device=tensor.device)
+    values = torch.empty((0, *tensor.shape[form - 1 :]), dtype=tensor.dtype, device=tensor.device)
     return torch.sparse_coo_tensor(at, values, tensor.shape, check_invariants=True)
 
 
 def refuse_storage(tensor: Tensor) -> str:
     """Say why *tensor* cannot be streamed as raw bytes; "" if it can."""
-    if tensor.device.type != "cpu":
-        return f"it is on {tensor.device}: this version streams tensors of the cpu only"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"it is on {tensor.device}: tensors of the cpu and of CUDA devices are streamed"
     if tensor.layout != torch.strided:
         return f"its layout is {tensor.layout}"
     if not dtype_name(tensor.dtype):
@@ -115,8 +115,8 @@ def refuse_storage(tensor: Tensor) -> str:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return the elements of a cpu tensor in logical order as bytes; copies only if it must."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    """Return the elements of a tensor in logical order as bytes; copies only if it must."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).cpu()
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
@@ -148,7 +148,7 @@ def encode_leaf(value: object) -> Blob | None:
             return None
         fields = {"dtype": dtype_name(part.dtype), "shape": list(part.shape), "offset": len(data)}
         meta["parts"].append(fields)
-        data += raw_bytes(part.detach().cpu())
+        data += raw_bytes(part)
     if tensor.device.type != "cpu":
         meta["device"] = str(tensor.device)
     if tensor.requires_grad:

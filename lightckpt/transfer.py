@@ -1,7 +1,8 @@
 """Transfer: bytes of a version into live tensors.
 
 A tensor that fills its extent and lies in memory as it was saved is read straight into place,
-verified in the same pass, by all workers. Others (several tensors in one extent, strided or
+verified in the same pass, by all workers, or by a GPU's copy engine from the store or from pinned
+staging. Others (several tensors in one extent, strided or
 expanded ones, other strides than saved) are copied from the mapped extent after it was verified.
 """
 
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _core
-from ._core import Op, Store
+from . import _core, gpus
+from ._core import Op, Snapshot, Store
 from .errors import CorruptError
 from .manifest import TensorEntry, name_of
 from .tensors import compact, dtype_of, is_dense, span_of
@@ -82,13 +83,12 @@ def write_targets(store: Store, version: int, targets: list[Target]) -> None:
             direct[extent] = target
         else:
             others.append(target)
-    pairs = [(t.tensor.data_ptr(), extent) for extent, t in direct.items()]
-    reading = store.submit(Op.READ, _core.make_spans(pairs), version=version)
+    readings = _read(store, version, direct)
     indirect = sorted({t.entry.extent for t in others} - direct.keys())
     checking = store.submit(
         Op.VERIFY, _core.make_spans([(0, extent) for extent in indirect]), version=version
     )
-    bad = {*store.wait(reading).bad, *store.wait(checking).bad}
+    bad = {extent for batch in (*readings, checking) for extent in store.wait(batch).bad}
     if bad:
         names = [name_of(t.entry.path) for t in targets if t.entry.extent in bad]
         raise CorruptError(f"bytes of {', '.join(names)} differ from their checksums")
@@ -99,6 +99,25 @@ def write_targets(store: Store, version: int, targets: list[Target]) -> None:
         compact(target.tensor.detach()).copy_(_like(view, target.tensor))
     if counted := [t.tensor for t in targets if not t.tensor.is_inference()]:
         torch.autograd.graph.increment_version(counted)
+
+
+def _read(store: Store, version: int, direct: dict[int, Target]) -> list[int]:
+    """Queue the reading of whole extents into place: a batch for the host, one for each GPU."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for extent, target in direct.items():
+        pair = target.tensor.data_ptr(), extent
+        places.setdefault(gpus.ordinal_of(target.tensor), []).append(pair)
+    batches = []
+    for device, pairs in places.items():
+        spans = _core.make_spans(pairs)
+        if device == gpus.HOST:
+            batches.append(store.submit(Op.READ, spans, version=version))
+            continue
+        # The copy engine reads the store itself where it can.
+        way = Snapshot.DIRECT if store.open_device(device).direct else Snapshot.HOST
+        stream = gpus.current_stream(device)
+        batches.append(store.submit_on(device, stream, way, Op.READ, spans, version=version))
+    return batches
 
 
 def _like(view: Tensor, tensor: Tensor) -> Tensor:

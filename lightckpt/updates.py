@@ -4,8 +4,9 @@ A boundary makes a version where there was an update. Without one it still does 
 
 1. there is nothing to tell: no optimizer, gradients that are captured, an optimizer without hooks
    whose parameters' counters moved;
-2. a scaler skipped the update and changed its scale;
-3. a captured tensor was changed by hand (batch norm calibrated, weights averaged or loaded), and no
+2. an update is part of a CUDA graph: its replays tell nobody;
+3. a scaler skipped the update and changed its scale;
+4. a captured tensor was changed by hand (batch norm calibrated, weights averaged or loaded), and no
    gradient waits for an update: within a sum of gradients no version without them is exact.
 
 A gradient waits if it came, or was added to, since the last boundary with an update, and is not all
@@ -32,6 +33,7 @@ class Updates:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.seen = False  # an update, since the last boundary
+        self.captured: set[str] = set()  # optimizers whose updates a CUDA graph replays, unseen
         self.order: list[str] = []  # optimizers in the order in which they last fired
         self._stepping: set[str] = set()  # optimizers whose step is running
         self._firing: list[str] = []  # those that fired since the last boundary
@@ -72,7 +74,7 @@ class Updates:
     def any(self) -> bool:
         """Is there a version to make, but for tensors that were changed by hand?"""
         run = self._run
-        if self.seen or not run.optimizers or run.grads or self.scaler_moved():
+        if self.seen or self.captured or not run.optimizers or run.grads or self.scaler_moved():
             return True
         return any(
             self._counters.get(name) != update_counters(run, name) for name in self._silent()

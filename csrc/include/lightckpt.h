@@ -55,6 +55,11 @@
 #define LCKPT_VERIFY 3 /* media against the checksum table; memory is not used */
 #define LCKPT_COPY 4   /* media to memory, not verified */
 
+/* Ways out of a GPU's memory, and in. */
+#define LCKPT_HOST 0   /* through pinned staging, which workers empty, or fill */
+#define LCKPT_DIRECT 1 /* copy engines reach the store's mapping, which is registered with CUDA */
+#define LCKPT_DEVICE 2 /* copied aside on the GPU, and from there as direct or, if not, as host */
+
 typedef struct lckpt_store lckpt_store;
 
 typedef struct {
@@ -113,6 +118,20 @@ typedef struct {
   uint32_t bad[15];   /* extents of the first of them */
 } lckpt_report;
 
+typedef struct {
+  uint32_t ordinal; /* of the device, as CUDA counts: memory and stream are of it */
+  uint32_t how;     /* LCKPT_HOST to LCKPT_DEVICE */
+  uint64_t stream;  /* a CUstream, or 0 and 1 for the legacy one, 2 for the thread's */
+} lckpt_on_device;
+
+typedef struct {
+  char name[128];
+  uint32_t driver; /* the driver's version: 12040 is CUDA 12.4 */
+  uint32_t direct; /* 1: copy engines reach the store */
+  uint64_t staging_bytes;
+  char why_not[256]; /* if direct is 0 */
+} lckpt_device;
+
 const char* lckpt_errmsg(void);
 
 /* Opening never formats: with LCKPT_CREATE a missing path becomes a new store, nothing else does.
@@ -148,10 +167,25 @@ int lckpt_begin(lckpt_store* store, uint64_t step, uint32_t keep, const uint64_t
 /* Queues a batch. `version` names what to read; 0 is the attempt in flight. */
 int lckpt_submit(lckpt_store* store, uint32_t op, uint64_t version, const lckpt_span* spans,
                  uint32_t count, uint64_t* batch);
+/* Makes a GPU ready for spans of its memory, and tries whether its copy engines reach the store;
+   later calls say so again. `staging_bytes` of pinned memory; 0 takes 128 MiB. LCKPT_E_NOT_FOUND:
+   there is no driver, or no such device. */
+int lckpt_open_device(lckpt_store* store, uint32_t ordinal, uint64_t staging_bytes,
+                      lckpt_device* device);
+/* The same as submit for memory on a device; not LCKPT_VERIFY. What the stream has been given comes
+   before; nothing waits for it on the host. Such batches need not be waited for ahead of a commit:
+   it waits for them, and fails with LCKPT_E_CHANGED where a check among them found other bytes.
+   LCKPT_E_BUSY: the stream captures a CUDA graph. */
+int lckpt_submit_on(lckpt_store* store, const lckpt_on_device* on, uint32_t op, uint64_t version,
+                    const lckpt_span* spans, uint32_t count, uint64_t* batch);
+/* What the stream is given from now on comes after the batch's copies. Waits on the host only where
+   a batch is larger than the staging that it goes through, and then until the last piece is on its
+   way. */
+int lckpt_stream_wait(lckpt_store* store, uint64_t batch, uint64_t stream, int64_t timeout_ns);
 /* Waits until a batch is done (copied, not yet durable); timeout_ns < 0 waits for ever, 0 polls. */
 int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_report* report);
 /* Queues the commit of the attempt; its batch is done when the version is durable. Every span of
-   the manifest must have been written and waited for. */
+   the manifest must have been written and waited for, or be on its way from a device. */
 int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint64_t* batch);
 /* Gives the attempt up; what no worker has begun to copy is left out. LCKPT_E_TIMEOUT: a worker has
    not left it yet; it is given up all the same, and the next begin looks again. A commit that is

@@ -1,0 +1,30 @@
+"""GPUs, as torch knows them: which one a tensor is on, and the stream that its work is given to.
+
+All that the package asks of ``torch.cuda`` about tensors is here. Ordinals count as CUDA does in
+this process; ``HOST`` stands for memory of the host.
+"""
+
+import torch
+from torch import Tensor
+
+HOST = -1
+
+
+def ordinal_of(tensor: Tensor) -> int:
+    """Return the GPU that *tensor* is on, or ``HOST``."""
+    return tensor.device.index if tensor.device.type == "cuda" else HOST
+
+
+def current_stream(ordinal: int) -> int:
+    """Return the CUDA stream that the calling thread's work on a GPU goes to."""
+    return int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+
+def is_capturing() -> bool:
+    """Is what the calling thread gives its stream recorded into a CUDA graph, instead of run?"""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+def some_device() -> torch.device:
+    """Return the device for state that was on a GPU, where no tensor of the run says which."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

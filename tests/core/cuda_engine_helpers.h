@@ -1,0 +1,78 @@
+// An engine with the fake GPU, and the tensors on it that versions are made of.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda_helpers.h"
+#include "engine_helpers.h"
+
+namespace lightckpt {
+
+inline constexpr Snapshot kAll[] = {Snapshot::kHost, Snapshot::kDirect, Snapshot::kDevice};
+inline const std::vector<uint64_t> kSizes = {70'000, 0,  300,     3 * kChunkBytes + 17,
+                                             1,      64, 9 << 20, 2000};
+inline constexpr uint64_t kRing = Gpu::kPieceBytes;  // one piece: most batches are larger
+
+// The extents of a state as tensors on the device.
+class Tensors {
+ public:
+  explicit Tensors(const CudaDriver& driver, std::vector<uint64_t> sizes, int ordinal = 0)
+      : sizes_(std::move(sizes)) {
+    EXPECT_TRUE(is_ok(CudaContext::retain(driver, ordinal, &context_)));
+    for (const uint64_t bytes : sizes_) {
+      CudaMemory memory;
+      EXPECT_TRUE(is_ok(make_memory(*context_, bytes + 1, &memory)));
+      memory_.push_back(std::move(memory));
+    }
+    fill(0);
+  }
+  ~Tensors() { fake_cuda_settle(); }  // kernels that nobody waited for
+
+  std::vector<Span> spans() const {
+    std::vector<Span> found;
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      found.push_back({at(i).data(), static_cast<uint32_t>(i), 0});
+    }
+    return found;
+  }
+  std::span<std::byte> at(size_t i) const {
+    return {reinterpret_cast<std::byte*>(memory_[i].get()), sizes_[i]};
+  }
+  void fill(int value) const {
+    for (size_t i = 0; i < sizes_.size(); ++i) std::ranges::fill(at(i), std::byte(value));
+  }
+  void take(const State& state) const {
+    for (size_t i = 0; i < sizes_.size(); ++i) std::ranges::copy(state.extents[i], at(i).begin());
+  }
+  bool holds(const State& state) const {
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      if (!std::ranges::equal(at(i), state.extents[i])) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::vector<uint64_t> sizes_;
+  std::unique_ptr<CudaContext> context_;
+  std::vector<CudaMemory> memory_;
+};
+
+class CudaEngine : public FakeCuda {
+ protected:
+  Status open(TestEngine* engine, DeviceInfo* info = nullptr, int ordinal = 0) {
+    DeviceInfo unused;
+    return (*engine)->open_device(*driver, ordinal, kRing, info != nullptr ? info : &unused);
+  }
+  static Status submit(TestEngine* engine, Op op, uint64_t version, Snapshot how, uint64_t stream,
+                       const Tensors& tensors, uint64_t* batch, int ordinal = 0) {
+    return (*engine)->submit_on({ordinal, stream, how}, op, version, tensors.spans(), batch);
+  }
+  static Status write(TestEngine* engine, Snapshot how, uint64_t stream, const Tensors& tensors,
+                      uint64_t* batch) {
+    return submit(engine, Op::kWrite, 0, how, stream, tensors, batch);
+  }
+};
+
+}  // namespace lightckpt
