@@ -134,7 +134,7 @@ class Flight:
             for layer in self._lazy:
                 if owner not in layer.owners:
                     continue
-                if not layer.compared:
+                if not layer.compared and not self.dropped:
                     self._compare(layer)
                 if layer.device != HOST:
                     self._hold_stream(layer.device, layer.batch)
@@ -174,7 +174,7 @@ class Flight:
             return
         try:
             for layer in self._lazy:
-                if not layer.compared:
+                if not layer.compared and not self.dropped:
                     self._compare(layer)
             self._commit_if_compared()
         except BaseException:

@@ -22,7 +22,9 @@ def current_stream(ordinal: int) -> int:
 
 def is_capturing() -> bool:
     """Is what the calling thread gives its stream recorded into a CUDA graph, instead of run?"""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def some_device() -> torch.device:

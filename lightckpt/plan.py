@@ -15,7 +15,7 @@ from .manifest import Path
 from .structure import Extent, Structure
 from .trust import Standing, Trust
 
-LAYERS_MAX = 4096  # batches that one version may queue; with more, all is copied at the boundary
+LAYERS_MAX = 1000  # batches that one version may queue; with more, all is copied at the boundary
 
 
 @dataclass

@@ -1,0 +1,29 @@
+"""A platform for each test: the real GPU, else the fake one that LIGHTCKPT_FAKE_CUDA names."""
+
+import os
+
+import pytest
+import torch
+from platforms import Fake, Real
+
+LIBRARY = os.environ.get("LIGHTCKPT_FAKE_CUDA")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Make a fake platform with options; skips on a real device."""
+    if not LIBRARY:
+        pytest.skip("only a driver of our own can be told to do this")
+    return lambda **options: Fake(LIBRARY, monkeypatch, **options)
+
+
+@pytest.fixture
+def platform(monkeypatch):
+    if LIBRARY:
+        made = Fake(LIBRARY, monkeypatch)
+    elif torch.cuda.is_available():
+        made = Real()
+    else:
+        pytest.skip("no CUDA device; tests/test_fake_gpu.py runs this on a fake one")
+    yield made
+    made.finish()

@@ -1,0 +1,89 @@
+"""What CUDA may refuse. Goal: each refusal has its words, costs no more than it must, and training
+goes on. Method: a driver of our own that is told to refuse.
+"""
+
+import pytest
+from gpu_run import Run, same, stored
+
+from lightckpt.errors import CheckpointWarning, MediaError, NoSpaceError
+
+NOT_SUPPORTED, OUT_OF_MEMORY = 801, 2
+
+
+@pytest.fixture
+def path(folder):
+    return folder / "store"
+
+
+def test_where_the_store_cannot_be_registered_auto_takes_the_ring(fake, path):
+    platform = fake(refuse_registration=NOT_SUPPORTED)
+    run = Run(platform, path)
+    expected = run.train(10).state()
+    run.checkpointer.wait()
+    assert same(stored(path)[1], expected)
+    [way] = run.checkpointer.why()["snapshot"]
+    assert "host" in way
+    assert "cuMemHostRegister" in way
+    run.checkpointer.close()
+    platform.finish()
+
+
+def test_what_was_asked_for_is_not_replaced(fake, path):
+    platform = fake(refuse_registration=NOT_SUPPORTED)
+    run = Run(platform, path, snapshot="direct", on_error="warn")
+    for _ in range(2):
+        with pytest.warns(CheckpointWarning, match="cuMemHostRegister"):
+            run.train(1)
+    with pytest.raises(MediaError, match="cuMemHostRegister"):
+        run.checkpointer.close()
+    assert run.checkpointer.stats.versions == 0
+    platform.finish()
+
+
+def test_no_room_to_copy_aside_is_said(fake, path):
+    platform = fake()
+    run = Run(platform, path, snapshot="device", on_error="warn")
+    platform.lib.fake_cuda_fail(b"cuMemAlloc", 1, OUT_OF_MEMORY)
+    with pytest.warns(CheckpointWarning, match="OUT_OF_MEMORY"):
+        run.train(1)
+    expected = run.train(2).state()
+    with pytest.raises(NoSpaceError, match="OUT_OF_MEMORY"):
+        run.checkpointer.wait()
+    assert same(stored(path)[1], expected)
+    run.checkpointer.close()
+    platform.finish()
+
+
+def test_a_copy_that_fails_costs_its_version(fake, path):
+    for nth in (1, 20, 50):
+        platform = fake(delay_us_max=0)
+        run = Run(platform, path.with_name(f"store{nth}"), on_error="warn")
+        run.train(6)
+        run.checkpointer.wait()
+        platform.lib.fake_cuda_fail(b"cuMemcpyDtoHAsync", nth, OUT_OF_MEMORY)
+        with pytest.warns(CheckpointWarning):
+            run.train(3)
+        expected = run.train(3).state()
+        with pytest.raises(Exception, match="OUT_OF_MEMORY|did not come"):
+            run.checkpointer.wait()
+        assert run.checkpointer.wait() == 12
+        assert same(stored(run.checkpointer.path)[1], expected)
+        run.checkpointer.close()
+        platform.finish()
+
+
+def test_streams_that_do_not_wait_are_found(fake, path):
+    """The test of the tests: a driver that leaves out event waits lets versions be wrong."""
+    platform = fake(ignore_waits=1, delay_us_max=200)
+    run = Run(platform, path, snapshot="direct", on_error="warn")
+    run.train(8)
+    run.checkpointer.wait()
+    with platform.held_up():
+        run.model()
+        run.optimizer.step()
+        run.checkpointer.mark()
+        run.checkpointer.wait()  # returns, though the update has not even begun
+    step, state = stored(path)
+    assert step == 9
+    assert not same(state, run.state())
+    run.checkpointer.close()

@@ -1,0 +1,37 @@
+"""The tests of tests/gpu on a fake driver (tests/fake_cuda), in a process of their own.
+
+A process opens libcuda once, and remembers whether there is one: so tests with a driver and tests
+without cannot share it.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The fake driver, under the name that CUDA's has."""
+    built = tmp_path_factory.mktemp("fake_cuda") / "libcuda.so.1"
+    sources = sorted(map(str, (TESTS / "fake_cuda").glob("*.cc")))
+    command = ["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+    command += ["-Wl,-soname,libcuda.so.1", "-o", str(built), *sources]
+    subprocess.run(command, check=True, timeout=250)
+    return built
+
+
+@pytest.mark.parametrize("name", ["test_contract", "test_refusals"])
+def test_the_contract_holds_on_a_fake_gpu(library, name):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = os.environ | {"LIGHTCKPT_FAKE_CUDA": str(library)}
+    command.append(str(TESTS / "gpu" / f"{name}.py"))
+    done = subprocess.run(
+        command, env=environment, cwd=TESTS.parent, timeout=280, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
