@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+
 from platforms import Fake, Real
 
 LIBRARY = os.environ.get("LIGHTCKPT_FAKE_CUDA")

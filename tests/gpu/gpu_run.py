@@ -83,10 +83,7 @@ def same(one, other):
 def states_of(platform, steps):
     """Return the states after 0 to *steps* steps of a run that nothing watches."""
     run = Run(platform)
-    states = [run.state()]
-    for _ in range(steps):
-        states.append(run.train(1).state())
-    return states
+    return [run.state(), *(run.train(1).state() for _ in range(steps))]
 
 
 def stored(path):

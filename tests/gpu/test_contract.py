@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 import torch
-from gpu_run import Run, same, states_of, stored
 
 import lightckpt
+from gpu_run import Run, same, states_of, stored
 from lightckpt.errors import CheckpointWarning
 
 WAYS = ("auto", "direct", "host", "device")

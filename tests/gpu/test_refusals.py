@@ -3,8 +3,8 @@ goes on. Method: a driver of our own that is told to refuse.
 """
 
 import pytest
-from gpu_run import Run, same, stored
 
+from gpu_run import Run, same, stored
 from lightckpt.errors import CheckpointWarning, MediaError, NoSpaceError
 
 NOT_SUPPORTED, OUT_OF_MEMORY = 801, 2
@@ -64,7 +64,7 @@ def test_a_copy_that_fails_costs_its_version(fake, path):
         with pytest.warns(CheckpointWarning):
             run.train(3)
         expected = run.train(3).state()
-        with pytest.raises(Exception, match="OUT_OF_MEMORY|did not come"):
+        with pytest.raises(Exception, match=r"OUT_OF_MEMORY|did not come"):
             run.checkpointer.wait()
         assert run.checkpointer.wait() == 12
         assert same(stored(run.checkpointer.path)[1], expected)
