@@ -45,7 +45,7 @@ std::string Checker::crash(size_t at) {
   std::memcpy(recovery_.memory(), hardware_.durable().data(), hardware_.durable().size());
   recovery_.set_size(hardware_.durable().size());
   uint64_t combinations = 1;
-  for (const Piece& piece : pieces_) {
+  for (const ImagePiece& piece : pieces_) {
     combinations = std::min(combinations * piece.contents.size(), settings_.images_max + 1);
   }
   const Promise promise = history_.promise_at(at);

@@ -50,7 +50,7 @@ class Checker {
   const See& see_;
   Hardware hardware_;
   Recovery recovery_;
-  std::vector<Piece> pieces_;
+  std::vector<ImagePiece> pieces_;
   std::vector<size_t> chosen_;  // which content of each piece is in memory
   uint64_t images_ = 0;
 };

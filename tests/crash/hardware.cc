@@ -177,9 +177,9 @@ Buffer Hardware::durable_at(const Run& run) const {
                 durable_.begin() + std::min(run.end, durable_.size()));
 }
 
-std::vector<Piece> Hardware::pieces(const Event* next, uint64_t seed) const {
+std::vector<ImagePiece> Hardware::pieces(const Event* next, uint64_t seed) const {
   std::mt19937_64 random(seed);
-  std::vector<Piece> pieces;
+  std::vector<ImagePiece> pieces;
   if (model_ == Model::kOrder && next != nullptr && next->tears()) {
     pieces.push_back(prefixes(*next));
   }
@@ -193,13 +193,13 @@ std::vector<Piece> Hardware::pieces(const Event* next, uint64_t seed) const {
     }
   }
   // What would change nothing is no choice.
-  std::erase_if(pieces, [](const Piece& piece) { return piece.contents.size() < 2; });
+  std::erase_if(pieces, [](const ImagePiece& piece) { return piece.contents.size() < 2; });
   return pieces;
 }
 
 // One line: a prefix of its cached stores and any words of the next, any words stored past the
 // cache.
-Piece Hardware::every_way(const Run& run, std::mt19937_64* random) const {
+ImagePiece Hardware::every_way(const Run& run, std::mt19937_64* random) const {
   const Buffer durable = durable_at(run);
   Contents contents;
   contents.add(durable);
@@ -236,7 +236,7 @@ Piece Hardware::every_way(const Run& run, std::mt19937_64* random) const {
 }
 
 // Many lines: none, all, the first half, one word missing, any words.
-Piece Hardware::some_ways(const Run& run, std::mt19937_64* random) const {
+ImagePiece Hardware::some_ways(const Run& run, std::mt19937_64* random) const {
   Contents contents;
   const auto add = [&](auto kept) {
     Buffer content = durable_at(run);
@@ -258,7 +258,7 @@ Piece Hardware::some_ways(const Run& run, std::mt19937_64* random) const {
 }
 
 // The next write up to any of its words.
-Piece Hardware::prefixes(const Event& next) const {
+ImagePiece Hardware::prefixes(const Event& next) const {
   Contents contents;
   const auto begin = durable_.begin() + next.offset;
   Buffer content(begin, begin + next.data.size());
@@ -273,7 +273,7 @@ Piece Hardware::prefixes(const Event& next) const {
 }
 
 // A sector: as it was after each of its writes, or within one.
-Piece Hardware::snapshots(const Run& run, std::mt19937_64* random) const {
+ImagePiece Hardware::snapshots(const Run& run, std::mt19937_64* random) const {
   Contents contents;
   Buffer content = durable_at(run);
   contents.add(content);

@@ -38,7 +38,7 @@ inline Granularity granularity_of(Model model) {
 }
 
 // A piece of the media that is left in one of several ways, whatever happens to other pieces.
-struct Piece {
+struct ImagePiece {
   uint64_t offset;
   std::vector<Buffer> contents;  // the first: nothing of it got out; the second: all of it
 };
@@ -56,7 +56,7 @@ class Hardware {
   bool flush_matters(const Event& event) const;
   // What may be there or not, at a crash before `next`, or within it where all is in one order.
   // Random choices follow from the seed.
-  std::vector<Piece> pieces(const Event* next, uint64_t seed) const;
+  std::vector<ImagePiece> pieces(const Event* next, uint64_t seed) const;
 
  private:
   // Part of one line.
@@ -84,10 +84,10 @@ class Hardware {
   void settle(uint64_t begin, uint64_t end, IsDurable is_durable);
   std::vector<Run> runs(uint64_t unit) const;
   Buffer durable_at(const Run& run) const;
-  Piece every_way(const Run& run, std::mt19937_64* random) const;
-  Piece some_ways(const Run& run, std::mt19937_64* random) const;
-  Piece prefixes(const Event& next) const;
-  Piece snapshots(const Run& run, std::mt19937_64* random) const;
+  ImagePiece every_way(const Run& run, std::mt19937_64* random) const;
+  ImagePiece some_ways(const Run& run, std::mt19937_64* random) const;
+  ImagePiece prefixes(const Event& next) const;
+  ImagePiece snapshots(const Run& run, std::mt19937_64* random) const;
 
   Buffer durable_;
   Model model_;

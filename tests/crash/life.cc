@@ -32,7 +32,7 @@ History History::of(Model model, uint32_t keep, uint64_t bytes, CatalogKind cata
   auto media = std::make_unique<BorrowedMedia>(memory.get(), bytes, bytes, Granularity::kVolatile);
   auto slots = catalog_of(catalog, memory.get(), kLifeSlots, {});
   CHECK(Store::open(std::move(media), options, true, &store, std::move(slots)).ok());
-  return {model, keep, catalog, Buffer(memory.get(), memory.get() + bytes), {}, {}, {}};
+  return {model, keep, catalog, Buffer(memory.get(), memory.get() + bytes), {}, {}, {}, false};
 }
 
 Promise History::promise_at(size_t at) const {
@@ -93,6 +93,7 @@ Life::Life(History* history)
                           });
   CHECK(Store::open(std::move(media), {}, false, &store, std::move(slots)).ok());
   engine_ = std::make_unique<Engine>(std::move(store), 1);
+  if (history->dma) dma_ = std::make_unique<Dma>(engine_.get());
   listed_ = steps_of(&engine_->store());
   if (before_.latest.empty()) {  // it starts on a formatted store, or on what a crash has left
     before_.listed = before_.possible = listed_;
@@ -164,7 +165,12 @@ void Life::write(const State& state, const std::string& call) {
     const std::vector<Span> spans = {{memory, i, 0}};
     play(kWorkers + static_cast<int>(i) % (kParts - kWorkers), call);
     uint64_t batch = 0;
-    CHECK(engine_->submit(Op::kWrite, 0, spans, &batch).ok() && wait(batch).ok());
+    if (dma_ != nullptr) {
+      batch = dma_->write(i, state.extents[i]);
+    } else {
+      CHECK(engine_->submit(Op::kWrite, 0, spans, &batch).ok());
+    }
+    CHECK(wait(batch).ok());
     if (history_->model == Model::kPage) recorder_.wait_synced();
   }
 }

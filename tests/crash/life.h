@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "dma.h"
 #include "engine.h"
 #include "hardware.h"
 #include "recovery.h"
@@ -20,6 +21,7 @@ struct History {
   std::vector<Event> events;
   std::vector<Promise> promises;
   Knowns knowns;
+  bool dma = false;  // extents are written by a device
 
   // A formatted store, of so many bytes, in which nothing has happened yet.
   static History of(Model model, uint32_t keep, uint64_t bytes, CatalogKind catalog);
@@ -34,7 +36,7 @@ struct History {
   History killed_at(size_t at, uint64_t torn) const;
   // As if this image, one that a crash may leave, were all there is.
   History crashed(Buffer image) const {
-    return {model, keep, catalog, std::move(image), {}, {}, knowns};
+    return {model, keep, catalog, std::move(image), {}, {}, knowns, dma};
   }
 };
 
@@ -71,6 +73,7 @@ class Life {
   Recorder recorder_;
   Pages memory_{kStoreBytesMax};
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Dma> dma_;
   std::vector<uint64_t> listed_;
   std::set<uint64_t> pinned_;
   Promise before_;  // what the life before it promised

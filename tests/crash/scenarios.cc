@@ -1,6 +1,8 @@
 // See scenarios.h.
 #include "scenarios.h"
 
+#include <set>
+
 namespace lightckpt {
 namespace {
 
@@ -99,6 +101,14 @@ const std::vector<Scenario>& scenarios() {
       scenario.catalog = CatalogKind::kPmemobj;
       both.push_back(std::move(scenario));
     }
+    for (Scenario scenario : lives()) {
+      static const std::set<std::string> kWithDma = {"first commit", "steady state", "growth",
+                                                     "manifest change", "dropped versions"};
+      if (!kWithDma.contains(scenario.name)) continue;
+      scenario.name = "device, " + scenario.name;
+      scenario.dma = true;
+      both.push_back(std::move(scenario));
+    }
     return both;
   }();
   return all;
@@ -106,6 +116,7 @@ const std::vector<Scenario>& scenarios() {
 
 History history_of(const Scenario& scenario, Model model) {
   History history = History::of(model, scenario.keep, scenario.bytes, scenario.catalog);
+  history.dma = scenario.dma;
   Life life(&history);
   scenario.live(&life, sizes_for(model));
   return history;

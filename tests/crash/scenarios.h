@@ -1,5 +1,5 @@
-// The lives that are crashed, each with slots as lines and then with a catalog. They are short:
-// what matters is which orders of events they have.
+// The lives that are crashed, each with slots as lines, then with a catalog, and then with extents
+// that a device writes. They are short: what matters is which orders of events they have.
 #pragma once
 
 #include <functional>
@@ -16,6 +16,7 @@ struct Scenario {
   uint64_t bytes;  // of the store at first
   std::function<void(Life*, const std::vector<uint64_t>& sizes)> live;
   CatalogKind catalog = CatalogKind::kLines;
+  bool dma = false;
 };
 
 const std::vector<Scenario>& scenarios();

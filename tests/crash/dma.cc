@@ -1,0 +1,45 @@
+// See dma.h.
+#include "dma.h"
+
+#include <cstring>
+
+#include "cuda_driver.h"
+#include "fake_cuda.h"
+
+namespace lightckpt {
+namespace {
+
+const CudaDriver& driver() {
+  static const std::unique_ptr<CudaDriver> loaded = [] {
+    std::unique_ptr<CudaDriver> found;
+    CHECK(CudaDriver::load(FAKE_CUDA, &found).ok() && found->init().ok());
+    return found;
+  }();
+  return *loaded;
+}
+
+}  // namespace
+
+Dma::Dma(Engine* engine) : engine_(engine) {
+  // Lives follow one another: the streams of the one before have ended, and their threads go now.
+  const FakeCudaOptions options = {.delay_us_max = 0};
+  (void)driver();
+  fake_cuda_reset(&options);
+  CHECK(driver().init().ok());
+  DeviceInfo info;
+  CHECK(CudaContext::retain(driver(), 0, &context_).ok());
+  CHECK(engine->open_device(driver(), 0, Gpu::kPieceBytes, &info).ok() && info.direct.ok());
+}
+
+uint64_t Dma::write(uint32_t extent, Bytes bytes) {
+  CHECK(make_memory(*context_, bytes.size() + 1, &memory_.emplace_back()).ok());
+  // The fake's device memory is the host's.
+  auto* const copy = reinterpret_cast<std::byte*>(memory_.back().get());
+  std::memcpy(copy, bytes.data(), bytes.size());
+  const std::vector<Span> spans = {{copy, extent, 0}};
+  uint64_t batch = 0;
+  CHECK(engine_->submit_on({0, 0, Snapshot::kDirect}, Op::kWrite, 0, spans, &batch).ok());
+  return batch;
+}
+
+}  // namespace lightckpt
