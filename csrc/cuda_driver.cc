@@ -21,6 +21,9 @@ constexpr unsigned kNonBlocking = 1;
 constexpr unsigned kDisableTiming = 2;
 constexpr unsigned kPortable = 1;
 constexpr unsigned kReadOnly = 8;
+constexpr int kNotSupported = 801;
+constexpr int kSourceInStreamOrder = 1;
+constexpr unsigned kOverlapWithCompute = 1;
 constexpr int kMemoryType = 2;
 constexpr int kIsManaged = 8;
 constexpr int kDeviceOrdinal = 9;
@@ -31,6 +34,14 @@ bool loses_the_context(int result) {
 }
 
 }  // namespace
+
+// CUmemcpyAttributes; hints for memory that has no fixed place are not for us.
+struct CudaCopyAttributes {
+  int source_order;
+  int source_hint[2];
+  int target_hint[2];
+  unsigned flags;
+};
 
 struct CudaCalls {
   int (*get_error_name)(int result, const char** name);
@@ -63,6 +74,13 @@ struct CudaCalls {
                            CudaStreamHandle stream);
   int (*memcpy_dtod_async)(CudaPointer target, CudaPointer source, size_t bytes,
                            CudaStreamHandle stream);
+  // Either, or none: the third-last argument went with CUDA 13.
+  int (*memcpy_batch_async_v2)(CudaPointer* targets, CudaPointer* sources, size_t* sizes,
+                               size_t count, CudaCopyAttributes* attributes, size_t* indexes,
+                               size_t attribute_count, CudaStreamHandle stream);
+  int (*memcpy_batch_async)(CudaPointer* targets, CudaPointer* sources, size_t* sizes, size_t count,
+                            CudaCopyAttributes* attributes, size_t* indexes, size_t attribute_count,
+                            size_t* failed, CudaStreamHandle stream);
   int (*mem_alloc)(CudaPointer* memory, size_t bytes);
   int (*mem_free)(CudaPointer memory);
   int (*mem_host_alloc)(void** memory, size_t bytes, unsigned flags);
@@ -94,7 +112,10 @@ struct CudaCalls {
     take(&ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange");
     take(&thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode");
     find_work(take);
-    return missing;
+    const char* const needed = missing;
+    take(&memcpy_batch_async_v2, "cuMemcpyBatchAsync_v2");
+    take(&memcpy_batch_async, "cuMemcpyBatchAsync");
+    return needed;
   }
 
  private:
@@ -323,6 +344,23 @@ Status CudaDriver::copy_to_device(CudaPointer target, const void* source, uint64
 Status CudaDriver::copy_on_device(CudaPointer target, CudaPointer source, uint64_t bytes,
                                   CudaStreamHandle stream) const {
   return checked("cuMemcpyDtoDAsync", calls_->memcpy_dtod_async(target, source, bytes, stream));
+}
+
+Status CudaDriver::copy_many(CudaPointer* targets, CudaPointer* sources, size_t* sizes,
+                             size_t count, CudaStreamHandle stream) const {
+  CudaCopyAttributes attributes = {kSourceInStreamOrder, {}, {}, kOverlapWithCompute};
+  size_t first = 0;  // from this copy on
+  size_t failed = 0;
+  int result = kNotSupported;
+  if (calls_->memcpy_batch_async_v2 != nullptr) {
+    result = calls_->memcpy_batch_async_v2(targets, sources, sizes, count, &attributes, &first, 1,
+                                           stream);
+  } else if (calls_->memcpy_batch_async != nullptr) {
+    result = calls_->memcpy_batch_async(targets, sources, sizes, count, &attributes, &first, 1,
+                                        &failed, stream);
+  }
+  if (result == kNotSupported) return {Code::kNotFound, "this driver copies one by one"};
+  return checked("cuMemcpyBatchAsync", result);
 }
 
 Status CudaDriver::memory_allocate(uint64_t bytes, CudaPointer* memory) const {

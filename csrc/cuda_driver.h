@@ -98,6 +98,11 @@ class CudaDriver {
   Status copy_on_device(CudaPointer target, CudaPointer source, uint64_t bytes,
                         CudaStreamHandle stream) const;
 
+  // Many at once, in no order among themselves, between addresses of either side; not on the legacy
+  // stream. kNotFound: this driver cannot (from CUDA 12.8 on they can).
+  Status copy_many(CudaPointer* targets, CudaPointer* sources, size_t* sizes, size_t count,
+                   CudaStreamHandle stream) const;
+
   Status memory_allocate(uint64_t bytes, CudaPointer* memory) const;
   Status memory_free(CudaPointer memory) const;
   Status host_allocate(uint64_t bytes, void** memory) const;  // pinned, for every context

@@ -19,17 +19,19 @@ constexpr microseconds kPauseMax{1000};
 
 CudaStreamHandle handle_of(uint64_t stream) { return reinterpret_cast<CudaStreamHandle>(stream); }
 
+CudaPointer pointer_to(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
+void* memory_at(CudaPointer pointer) { return reinterpret_cast<void*>(pointer); }
+
 // Calls `each` with the parts of a span that lie in one piece of the host's memory.
 template <typename Each>
-Status each_part(const CudaSpan& span, const CudaPinned& host, const Each& each) {
+void each_part(const CudaSpan& span, const CudaPinned& host, const Each& each) {
   CHECK(span.bytes <= host.bytes && span.offset <= host.bytes - span.bytes);
   for (uint64_t at = 0; at < span.bytes;) {
     const uint64_t offset = span.offset + at;
     const uint64_t part = std::min(span.bytes - at, host.piece_bytes - offset % host.piece_bytes);
-    RETURN_IF_ERROR(each(span.device + at, host.memory + offset, part));
+    each(span.device + at, host.memory + offset, part);
     at += part;
   }
-  return {};
 }
 
 }  // namespace
@@ -112,8 +114,24 @@ Status CudaDevice::take_free(uint32_t* index) {
   return {};
 }
 
-template <typename Enqueue>
-Status CudaDevice::copy_with(uint32_t lane, uint64_t* number, const Enqueue& enqueue) {
+// Gives the lane the parts gathered so far, by `each` where the driver cannot take many at once.
+template <typename Each>
+Status CudaDevice::enqueue(CudaStreamHandle stream, const Each& each) {
+  const size_t count = targets_.size();
+  if (count > 1 && copies_many_) {
+    const Status status =
+        context_.driver().copy_many(targets_.data(), sources_.data(), sizes_.data(), count, stream);
+    if (status.code() != Code::kNotFound) return status;
+    copies_many_ = false;
+  }
+  for (size_t i = 0; i < count; ++i) RETURN_IF_ERROR(each(targets_[i], sources_[i], sizes_[i]));
+  return {};
+}
+
+// `gather` adds the parts, `each` gives a stream one of them.
+template <typename Gather, typename Each>
+Status CudaDevice::copy_with(uint32_t lane, uint64_t* number, const Gather& gather,
+                             const Each& each) {
   CHECK(lane < lanes());
   *number = 0;
   std::lock_guard lock(mutex_);
@@ -125,44 +143,65 @@ Status CudaDevice::copy_with(uint32_t lane, uint64_t* number, const Enqueue& enq
     copy->lane = lane;
     copy->under_way = true;
     const CudaStreamHandle stream = lanes_[lane].get();
-    const Status status = enqueue(stream);
+    targets_.clear();
+    sources_.clear();
+    sizes_.clear();
+    gather();
+    const Status status =
+        enqueue(stream, [&](CudaPointer target, CudaPointer source, uint64_t bytes) {
+          return each(target, source, bytes, stream);
+        });
     const Status recorded = context_.driver().event_record(copy->event.get(), stream);
     copy->recorded = recorded.ok();
     return status.ok() ? recorded : status;
   });
 }
 
+void CudaDevice::add(CudaPointer target, CudaPointer source, uint64_t bytes) {
+  if (bytes == 0) return;
+  targets_.push_back(target);
+  sources_.push_back(source);
+  sizes_.push_back(bytes);
+}
+
 Status CudaDevice::copy_out(uint32_t lane, std::span<const CudaSpan> spans,
                             const CudaPinned& target, uint64_t* copy) {
-  return copy_with(lane, copy, [&](CudaStreamHandle stream) -> Status {
-    const auto part = [&](CudaPointer device, std::byte* host, uint64_t bytes) {
-      return context_.driver().copy_to_host(host, device, bytes, stream);
-    };
-    for (const CudaSpan& span : spans) RETURN_IF_ERROR(each_part(span, target, part));
-    return {};
-  });
+  const auto gather = [&] {
+    for (const CudaSpan& span : spans) {
+      each_part(span, target, [&](CudaPointer device, std::byte* host, uint64_t bytes) {
+        add(pointer_to(host), device, bytes);
+      });
+    }
+  };
+  return copy_with(lane, copy, gather,
+                   [&](CudaPointer host, CudaPointer device, uint64_t bytes, auto stream) {
+                     return context_.driver().copy_to_host(memory_at(host), device, bytes, stream);
+                   });
 }
 
 Status CudaDevice::copy_in(uint32_t lane, std::span<const CudaSpan> spans, const CudaPinned& source,
                            uint64_t* copy) {
-  return copy_with(lane, copy, [&](CudaStreamHandle stream) -> Status {
-    const auto part = [&](CudaPointer device, const std::byte* host, uint64_t bytes) {
-      return context_.driver().copy_to_device(device, host, bytes, stream);
-    };
-    for (const CudaSpan& span : spans) RETURN_IF_ERROR(each_part(span, source, part));
-    return {};
-  });
+  const auto gather = [&] {
+    for (const CudaSpan& span : spans) {
+      each_part(span, source, [&](CudaPointer device, std::byte* host, uint64_t bytes) {
+        add(device, pointer_to(host), bytes);
+      });
+    }
+  };
+  return copy_with(
+      lane, copy, gather, [&](CudaPointer device, CudaPointer host, uint64_t bytes, auto stream) {
+        return context_.driver().copy_to_device(device, memory_at(host), bytes, stream);
+      });
 }
 
 Status CudaDevice::copy_aside(uint32_t lane, std::span<const CudaMove> moves, uint64_t* copy) {
-  return copy_with(lane, copy, [&](CudaStreamHandle stream) -> Status {
-    for (const CudaMove& move : moves) {
-      if (move.bytes == 0) continue;
-      RETURN_IF_ERROR(
-          context_.driver().copy_on_device(move.target, move.source, move.bytes, stream));
-    }
-    return {};
-  });
+  const auto gather = [&] {
+    for (const CudaMove& move : moves) add(move.target, move.source, move.bytes);
+  };
+  return copy_with(lane, copy, gather,
+                   [&](CudaPointer target, CudaPointer source, uint64_t bytes, auto stream) {
+                     return context_.driver().copy_on_device(target, source, bytes, stream);
+                   });
 }
 
 Status CudaDevice::stream_wait(uint64_t number, uint64_t stream) {

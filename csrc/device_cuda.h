@@ -96,8 +96,11 @@ class CudaDevice {
   };
   explicit CudaDevice(const CudaContext& context) : context_(context) {}
 
-  template <typename Enqueue>
-  Status copy_with(uint32_t lane, uint64_t* number, const Enqueue& enqueue);
+  template <typename Gather, typename Each>
+  Status copy_with(uint32_t lane, uint64_t* number, const Gather& gather, const Each& each);
+  template <typename Each>
+  Status enqueue(CudaStreamHandle stream, const Each& each);
+  void add(CudaPointer target, CudaPointer source, uint64_t bytes);
   Status take_free(uint32_t* index);
   Copy* find(uint64_t number);
   uint64_t number_of(uint32_t index) const;
@@ -113,6 +116,11 @@ class CudaDevice {
   uint32_t next_lane_ = 0;
   std::vector<Copy> copies_;
   std::vector<uint32_t> free_;
+  // The parts of the copy that is being given; hundreds of small ones take one call of the driver.
+  std::vector<CudaPointer> targets_;
+  std::vector<CudaPointer> sources_;
+  std::vector<size_t> sizes_;
+  bool copies_many_ = true;
   size_t next_look_ = 0;  // where to look for one that is done
 };
 

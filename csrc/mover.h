@@ -64,7 +64,7 @@ struct Piece {
 
 class Mover {
  public:
-  static constexpr size_t kBatchesMax = 8192;        // unfinished
+  static constexpr size_t kBatchesMax = 2048;        // unfinished
   static constexpr size_t kReports = kBatchesMax;    // of finished ones, the newest
   static constexpr uint64_t kPlaceBytes = 16 << 20;  // a piece in place is not larger
   static constexpr size_t kPlacesMax = 2048;         // pieces in place, at once

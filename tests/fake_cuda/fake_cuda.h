@@ -21,6 +21,7 @@ struct FakeCudaOptions {
   int32_t devices = 1;
   int32_t refuse_registration = 0;  // the result of cuMemHostRegister; 0: it works
   int32_t pop_fails_late = 0;       // cuCtxPopCurrent that is to fail does its own first
+  int32_t copies_singly = 0;        // cuMemcpyBatchAsync is not supported
   int32_t ignore_waits = 0;         // a mutation: streams do not wait for events
 };
 

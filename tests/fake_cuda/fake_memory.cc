@@ -98,6 +98,37 @@ FAKE_CUDA_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size
   });
 }
 
+// In no order among themselves: from the last to the first.
+FAKE_CUDA_EXPORT int cuMemcpyBatchAsync_v2(uint64_t* targets, uint64_t* sources, size_t* sizes,
+                                           size_t count, void* attributes, size_t* indexes,
+                                           size_t attribute_count, Handle handle) {
+  return with_stream("cuMemcpyBatchAsync", handle, [&](Stream* stream) {
+    if (world().options().copies_singly != 0) return fake_cuda::kNotSupported;
+    // The source in the stream's order, and from the first copy on: all that is asked for.
+    if (attribute_count != 1 || indexes[0] != 0 || static_cast<int*>(attributes)[0] != 1) {
+      return fake_cuda::kInvalidValue;
+    }
+    for (size_t i = count; i-- > 0;) {
+      Copy copy = {targets[i], sources[i], sizes[i], nullptr, nullptr};
+      const auto on_device = [&](uint64_t address) {
+        return World::find(world().device_memory, address, sizes[i]) != nullptr;
+      };
+      const bool out = !on_device(targets[i]);
+      const bool in = !on_device(sources[i]);
+      int result = out ? host_side(targets[i], sizes[i], true, &copy.target_in)
+                       : device_side(targets[i], sizes[i], &copy.target_in);
+      if (result == fake_cuda::kOk) {
+        result = in ? host_side(sources[i], sizes[i], false, &copy.source_in)
+                    : device_side(sources[i], sizes[i], &copy.source_in);
+      }
+      if (result == fake_cuda::kOk && sizes[i] == 0) result = fake_cuda::kInvalidValue;
+      if (result == fake_cuda::kOk) result = copy_late(stream, copy);
+      if (result != fake_cuda::kOk) return result;
+    }
+    return fake_cuda::kOk;
+  });
+}
+
 FAKE_CUDA_EXPORT int cuMemAlloc_v2(uint64_t* memory, size_t bytes) {
   return call("cuMemAlloc", Needs::kContextUnsafeInCapture,
               [&] { return allocate(&world().device_memory, bytes, memory); });

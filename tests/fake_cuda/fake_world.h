@@ -35,6 +35,7 @@ inline constexpr int kInvalidHandle = 400;
 inline constexpr int kNotReady = 600;
 inline constexpr int kIllegalAddress = 700;
 inline constexpr int kAlreadyRegistered = 712;
+inline constexpr int kNotSupported = 801;
 inline constexpr int kNotRegistered = 713;
 inline constexpr int kLaunchFailed = 719;
 inline constexpr int kCaptureUnsupported = 900;

@@ -27,6 +27,7 @@ class Options(ctypes.Structure):
         ("devices", ctypes.c_int32),
         ("refuse_registration", ctypes.c_int32),
         ("pop_fails_late", ctypes.c_int32),
+        ("copies_singly", ctypes.c_int32),
         ("ignore_waits", ctypes.c_int32),
     ]
 

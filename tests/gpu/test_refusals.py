@@ -56,7 +56,7 @@ def test_no_room_to_copy_aside_is_said(fake, path):
 
 def test_a_copy_that_fails_costs_its_version(fake, path):
     for nth in (1, 20, 50):
-        platform = fake(delay_us_max=0)
+        platform = fake(delay_us_max=0, copies_singly=1)
         run = Run(platform, path.with_name(f"store{nth}"), on_error="warn")
         run.train(6)
         run.checkpointer.wait()
