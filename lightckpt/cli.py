@@ -321,6 +321,13 @@ def _verify_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _answers(snapshots: dict[str, str]) -> dict[str, str]:
+    """Return a row for each way, or one where all have the same answer."""
+    if len(set(snapshots.values())) == 1:
+        return {"snapshots of a GPU": next(iter(snapshots.values()))}
+    return {f"snapshot={way}": answer for way, answer in snapshots.items()}
+
+
 def _print_diagnosis(console: Console, found: Diagnosis) -> None:
     emulated = " (emulated)" if found.emulated else ""
     speed = found.speed
@@ -333,6 +340,7 @@ def _print_diagnosis(console: Console, found: Diagnosis) -> None:
         "workers": f"{found.workers} of {found.cores} cores",
         "huge pages": ", ".join(f"{name}: {value}" for name, value in found.huge_pages.items()),
         **{name: "found" if there else "not found" for name, there in found.libraries.items()},
+        **_answers(found.snapshots),
     }
     if speed is not None:
         rows |= {

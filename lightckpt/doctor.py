@@ -16,13 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from ._core import Granularity, Info, Media, Op, Store, calibrate, make_sizes, make_spans
+from ._core import (
+    Granularity,
+    Info,
+    Media,
+    Op,
+    Snapshot,
+    Store,
+    calibrate,
+    make_sizes,
+    make_spans,
+)
 from .errors import CheckpointError, NotFoundError
 from .reader import open_reader
 
 PROBE_BYTES = 64 << 20  # of the state that is written to measure; two versions of it lie in a store
 PROBE_BYTES_MIN = 1 << 20
 FREE_SHARE = 8  # at most one part in so many of the free space is taken for it
+STAGING_BYTES = 4 << 20  # enough to try
+WAYS = tuple(way.name.lower() for way in Snapshot)
 WARM_VERSIONS, MEASURED_VERSIONS = 2, 3
 # What PMDK adds: the Debian package that has it, and what is not there without it.
 LIBRARIES = {
@@ -68,7 +80,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a path is. ``speed`` is None where nothing could be measured; ``advice`` says why."""
+    """What a path is. ``speed`` is None where nothing could be measured; ``advice`` says why.
+
+    ``snapshots``: for each way out of a GPU, whether it is open to a store there, and why not.
+    """
 
     path: str
     is_store: bool
@@ -87,6 +102,7 @@ class Diagnosis:
     workers: int
     huge_pages: dict[str, str]
     libraries: dict[str, bool]
+    snapshots: dict[str, str]
     advice: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,18 +129,21 @@ def diagnose(path: str | os.PathLike[str], *, measure: bool = True) -> Diagnosis
         with open_reader(place, workers=1) as store:
             info = store.info()
     speed: Speed | None = None
+    snapshots = dict.fromkeys(WAYS, "not tried: there is no room for a store beside this one")
     advice: list[str] = []
-    if info is None or (measure and not device):
+    if info is None or not device:
         size = min(PROBE_BYTES, free_bytes // FREE_SHARE) if measure else 0
         try:
             with _probe(folder) as probe:
                 info = info or probe.info()
+                snapshots = _snapshots(probe)
                 if size >= PROBE_BYTES_MIN:
                     speed = _measure(probe, size)
         except (CheckpointError, OSError) as error:
             if info is None:
                 raise
-            advice.append(f"nothing was measured: {error}")
+            if measure:
+                advice.append(f"nothing was measured: {error}")
         else:
             if speed is None and measure:
                 advice.append(f"nothing was measured: only {free_bytes:,} bytes are free")
@@ -151,6 +170,7 @@ def diagnose(path: str | os.PathLike[str], *, measure: bool = True) -> Diagnosis
         workers=min(8, len(os.sched_getaffinity(0))),
         huge_pages=_huge_pages(),
         libraries=libraries,
+        snapshots=snapshots,
         advice=tuple(advice),
     )
 
@@ -160,11 +180,25 @@ def _probe(folder: Path) -> Iterator[Store]:
     """Give a store of its own in *folder*; nothing of it stays."""
     path = folder / f".lightckpt-doctor-{secrets.token_hex(6)}"
     try:
-        with Store(path, create=True) as store:
+        with Store(path, create=True, staging_bytes=STAGING_BYTES) as store:
             yield store
     finally:
         for name in (path, path.with_name(path.name + ".lock")):
             name.unlink(missing_ok=True)
+
+
+def _snapshots(store: Store) -> dict[str, str]:
+    """Try the ways out of this machine's first GPU, to a store of this kind."""
+    try:
+        gpu = store.open_device(0)
+    except CheckpointError as error:
+        return dict.fromkeys(WAYS, f"no: {error}")
+    words = {
+        "direct": "yes; it pins the pages of the store" if gpu.direct else f"no: {gpu.why_not}",
+        "host": "yes, through pinned staging",
+        "device": "yes, where the GPU has room for the state once more",
+    }
+    return {way: f"{words[way]} ({gpu.name})" for way in WAYS}
 
 
 def _measure(store: Store, size: int) -> Speed:

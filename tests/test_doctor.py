@@ -217,3 +217,12 @@ def test_of_a_library_that_is_missing_it_says_what_is_not_there_without_it(missi
     (advice,) = doctor._advice(info, "xfs", "dax", found)
     package, lost = doctor.LIBRARIES[missing]
     assert f"{lost} ({missing}): apt-get install {package} (" in advice
+
+
+def test_it_says_which_snapshots_a_gpu_could_make_here(folder, call):
+    found = diagnose(folder)
+    assert set(found.snapshots) == {"direct", "host", "device"}
+    if any(answer.startswith("no: ") for answer in found.snapshots.values()):
+        assert "driver" in found.snapshots["host"] or "device" in found.snapshots["host"]
+    _, out, _ = call("doctor", folder)
+    assert "snapshot" in out

@@ -5,6 +5,7 @@ goes on. Method: a driver of our own that is told to refuse.
 import pytest
 
 from gpu_run import Run, same, stored
+from lightckpt.doctor import diagnose
 from lightckpt.errors import CheckpointWarning, MediaError, NoSpaceError
 
 NOT_SUPPORTED, OUT_OF_MEMORY = 801, 2
@@ -86,3 +87,13 @@ def test_streams_that_do_not_wait_are_found(fake, path):
     assert step == 4
     assert not same(state, run.state())
     run.checkpointer.close()
+
+
+def test_the_doctor_says_which_ways_are_open(fake, folder):
+    fake(refuse_registration=NOT_SUPPORTED)
+    answers = diagnose(folder, measure=False).snapshots
+    assert answers["direct"].startswith("no: cuMemHostRegister")
+    assert answers["host"].startswith("yes")
+    fake()
+    answers = diagnose(folder, measure=False).snapshots
+    assert all(answer.startswith("yes") for answer in answers.values())
