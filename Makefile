@@ -31,7 +31,7 @@ PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup build demo test quick soak fsdax lint format tsan asan crash bench clean
-.PHONY: python-ready tests-ready fuzz
+.PHONY: python-ready tests-ready fuzz gpu gpu-wheels
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,22 @@ fuzz: setup ## hostile stores, manifests, host state and archives, for FUZZ_SECO
 	  atheris==3.0.0 || echo "make: no atheris: the Python decoders are fuzzed by chance"
 	PYTHONPATH=build/fuzz/atheris $(BIN)/python tests/fuzz/fuzz.py build/fuzz \
 	  --seconds=$(FUZZ_SECONDS)
+
+# In an environment of its own, with the torch that PYTHON has. Where there is no network, it takes
+# what gpu-wheels has left in build/gpu-wheels, made by the same release of Python.
+gpu: ## on a machine with a GPU, its tests and bench/gpu.py with PYTHON's own torch; ten minutes
+	$(PYTHON) -m venv --system-site-packages build/gpu
+	build/gpu/bin/python -m pip --disable-pip-version-check install -q \
+	  $(if $(wildcard build/gpu-wheels),--no-index --find-links build/gpu-wheels lightckpt,.) \
+	  $(GPU_PACKAGES)
+	build/gpu/bin/python -m pytest tests/gpu $(PYTEST_FLAGS)
+	build/gpu/bin/python bench/gpu.py
+
+GPU_PACKAGES := pytest pytest-timeout psutil
+
+gpu-wheels: ## what make gpu needs where there is no network, in build/gpu-wheels
+	rm -rf build/gpu-wheels
+	$(PYTHON) -m pip --disable-pip-version-check wheel -q -w build/gpu-wheels . $(GPU_PACKAGES)
 
 bench: $(INSTALLED) ## measure the engine; appends a line to bench/results/engine.ndjson
 	$(BIN)/python bench/engine.py
