@@ -240,8 +240,9 @@ Status Engine::commit(Bytes host, uint64_t* number) {
       coming += static_cast<uint64_t>(std::ranges::count_if(queued->chunks, is_new));
     }
     if (coming < table_.size()) {
-      return {Code::kInvalid, std::to_string(coming) + " of " + std::to_string(table_.size()) +
-                                  " chunks have been written, or are on their way"};
+      return {gpus_.empty() ? Code::kInvalid : Code::kIo,
+              std::to_string(coming) + " of " + std::to_string(table_.size()) +
+                  " chunks have been written, or are on their way"};
     }
   }
   batch->op = Op::kCommit;
@@ -275,6 +276,7 @@ void Engine::leave_out(bool writes_only) {
     batch->status = {Code::kInvalid, "the version was given up"};
     if (batch->remaining == 0) finish(batch);
   }
+  if (on_devices_ > 0) finish_arrived();
 }
 
 Status Engine::drop(int64_t timeout_ns) {

@@ -83,6 +83,8 @@ void Engine::run_some(Batch* batch, std::unique_lock<std::mutex>& lock) {
   if (batch->remaining > 0) return;
   drain_early_ |= batch->op == Op::kWrite && store_->media().granularity() == Granularity::kPage;
   finish(batch);
+  // A check that came from a device may have waited for it.
+  if (on_devices_ > 0) finish_arrived();
 }
 
 // With the mutex held. Counted once each: a chunk that was written twice does not stand in for

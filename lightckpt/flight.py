@@ -275,7 +275,7 @@ class Flight:
         layer.settled = layer.settled or all(map(self._trust.is_settled, layer.paths))
         spans = layer.spans
         if layer.settled:
-            chosen = self._trust.turn(layer.owners, layer.sizes)
+            chosen = self._trust.turn((layer.owners, layer.device), layer.sizes)
             spans = spans_of(self._plan.structure, [layer.indexes[i] for i in chosen])
         summed = None
         if len(spans) and layer.device == HOST:
