@@ -1,0 +1,75 @@
+"""The memory that checkpointing takes beside training: a thread that looks now and then.
+
+Counted: private memory of this process and its descendants (``RssAnon``), and shared memory of
+theirs that is no file of the checkpoint's own (staging areas). The files themselves are counted
+apart, as media. What lasts less than a look, and what the kernel holds for it, is not seen.
+"""
+
+import threading
+from pathlib import Path
+
+import psutil
+
+LOOK_SECONDS = 0.02
+
+
+def files_bytes(folder: Path) -> int:
+    """Return the bytes that the files below *folder* occupy."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # a checkpoint that was just replaced
+            continue
+        total += 512 * status.st_blocks
+    return total
+
+
+def resident(pid: int) -> tuple[int, int]:
+    """Return (private, shared) bytes of process *pid*; zeros if it has gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, 0
+    fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith("Rss"))
+    if not fields:  # a zombie
+        return 0, 0
+    return tuple(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+
+
+class Watch:
+    """Looks at the memory of this process and its children until told to stop.
+
+    Args:
+        folder: the checkpoint's own; its files are media.
+        mapped: the strategy maps those files, so they show as its shared memory too.
+    """
+
+    def __init__(self, folder: Path, *, mapped: bool) -> None:
+        self._folder, self._mapped = folder, mapped
+        self._me = psutil.Process()
+        self._stop = threading.Event()
+        self.media_bytes = 0
+        self._base = self._look()[0]
+        self._peak = self._base
+        self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> tuple[int, int]:
+        media = files_bytes(self._folder)
+        pids = [self._me.pid, *(child.pid for child in self._me.children(recursive=True))]
+        private, shared = zip(*(resident(pid) for pid in pids), strict=True)
+        staged = max(shared) - (media if self._mapped else 0)
+        return sum(private) + max(0, staged), media
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            used, media = self._look()
+            self._peak = max(self._peak, used)
+            self.media_bytes = max(self.media_bytes, media)
+
+    def stop(self) -> int:
+        """Stop looking; returns the most that was used beyond what was used at first."""
+        self._stop.set()
+        self._thread.join()
+        return self._peak - self._base
