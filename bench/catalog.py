@@ -29,6 +29,11 @@ def listing() -> list[tuple[str, str]]:
     return [(strategy.name, _reason(strategy)) for strategy in ALL]
 
 
+def by_name(name: str) -> type[Strategy]:
+    """Return the strategy called *name*."""
+    return next(strategy for strategy in ALL if strategy.name == name)
+
+
 def _reason(strategy: type[Strategy]) -> str:
     try:
         strategy.check()
@@ -71,13 +76,13 @@ def show(console: Console, line: dict[str, Any]) -> None:
         f"{line['model']}: {parameters['state_bytes'] / 1e6:.0f} MB of state, plain step "
         f"{line['plain_step_s']['median']:.3f} s, copy {line['copy_s']['median']:.3f} s"
     )
-    table = Table()
+    table = Table(box=None)
     for column in ("strategy", "added %", "of allowed", "stall / M", "copy / persist",
                    "copy / restore", "memory MB", "interval"):  # fmt: skip
         table.add_column(column, justify="left" if column == "strategy" else "right")
     for name, entry in line["strategies"].items():
         if "figures" not in entry:
-            table.add_row(name, entry.get("missing", "failed"))
+            table.add_row(name, "not run")
             continue
         found = entry["figures"]
         cells = [
@@ -91,6 +96,9 @@ def show(console: Console, line: dict[str, Any]) -> None:
         steps = found.get("interval")
         table.add_row(name, *cells, memory, f"{steps['low']} to {steps['high']}" if steps else "")
     console.print(table)
+    for name, entry in line["strategies"].items():
+        if "missing" in entry:
+            console.print(f"not run: {name}: {entry['missing']}")
 
 
 def _cell(figure: dict[str, float] | None, digits: int) -> str:

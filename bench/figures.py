@@ -91,10 +91,9 @@ def summarise(blocks: list[dict[str, Any]], *, every: int, state_bytes: int) -> 
         over_allowed += [value / allowed_seconds(copy=copy, step=plain) for value in mine]
         stalls += block["stalls"]
         stalls_over_copy += [value / copy for value in block["stalls"]]
-    alone = [block["alone"] for block in blocks if block.get("alone")]
-    persists = [one["persist_s"] for one in alone]
-    copies = [block["copy_s"] for block in blocks if block.get("alone")]
-    restores = [one["restore_s"] for one in alone]
+    alone = [(block["alone"], block["copy_s"]) for block in blocks if block.get("alone")]
+    persists = [value for one, _ in alone for value in one["persists"]]
+    restores = [one["restore_s"] for one, _ in alone]
     figures = {
         "added_s": spread(added),
         "added_percent": spread(percent),
@@ -103,17 +102,17 @@ def summarise(blocks: list[dict[str, Any]], *, every: int, state_bytes: int) -> 
         "stall_over_copy": spread(stalls_over_copy),
         "persist_s": spread(persists),
         "persist_bytes_s": spread([state_bytes / value for value in persists]),
-        "persist_over_copy": spread([c / p for c, p in zip(copies, persists, strict=True)]),
+        "persist_over_copy": spread([copy / p for one, copy in alone for p in one["persists"]]),
         "restore_s": spread(restores),
-        "restore_over_copy": spread([c / r for c, r in zip(copies, restores, strict=True)]),
+        "restore_over_copy": spread([copy / one["restore_s"] for one, copy in alone]),
         "extra_memory_bytes": spread([block["extra_memory_bytes"] for block in blocks]),
         "media_bytes": spread([block["media_bytes"] for block in blocks]),
-        "verified": all(one["verified"] for one in alone) if alone else None,
+        "verified": all(one["verified"] for one, _ in alone) if alone else None,
     }
     if alone and added:
         figures["interval"] = interval(
             added=median(added) * every,
-            stall_alone=median([one["stall_s"] for one in alone]),
+            stall_alone=median([value for one, _ in alone for value in one["stalls"]]),
             persist=median(persists),
             step=median([plain_seconds(block) for block in blocks]),
         )
@@ -137,7 +136,7 @@ def compare(line: dict[str, Any]) -> dict[str, Any]:
         "peer": peer,
         "ours_added_s": ours[mine],
         "peer_added_s": peers[peer],
-        # Below a thousandth of a step nothing was seen to be added, and a ratio says nothing.
+        # Where nothing was seen to be added, a ratio says nothing.
         "times_better": peers[peer] / ours[mine] if ours[mine] > 0 else None,
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lightckpt
-from strategies import GROUP_MEDIA, Strategy, Unavailable
+from strategies import GROUP_MEDIA, Strategy, Unavailable, empty
 
 
 class Lightckpt(Strategy):
@@ -125,9 +125,14 @@ class Huge(Lightckpt):
         try:
             super().close()
         finally:
+            self.discard(self.folder)
+
+    @classmethod
+    def discard(cls, folder: Path) -> None:
+        if os.path.ismount(folder / "huge"):
             # Lazy: whoever counts its bytes may be looking at it.
-            subprocess.run(["umount", "--lazy", self._mount], check=True)
-            self._mount.rmdir()
+            subprocess.run(["umount", "--lazy", folder / "huge"], check=True)
+        empty(folder)
 
 
 class Optane(Lightckpt):

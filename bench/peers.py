@@ -7,9 +7,10 @@ flight: the next waits for it, as their own documents ask.
 
 import re
 import shutil
-import tempfile
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,18 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from strategies import Strategy, Unavailable, need
+from strategies import Strategy, need
 from workloads import Workload
 
 STEP = re.compile(r"^step-(\d+)$")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let libraries not warn that one process is all there is, or of torch's changes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Folders(Strategy):
@@ -70,7 +79,8 @@ class Dcp(Folders):
         return dcp.FileSystemWriter(self.path(step), thread_count=torch.get_num_threads())
 
     def save(self, step: int) -> None:
-        dcp.save(self.workload.state(), storage_writer=self.writer(step), no_dist=True)
+        with quiet():
+            dcp.save(self.workload.state(), storage_writer=self.writer(step), no_dist=True)
         self.completed(step)
 
     def load(self, step: int) -> None:
@@ -78,7 +88,8 @@ class Dcp(Folders):
         # has only after its first update; a loop over zero gradients is what its own helper does.
         prepare_optimizer(self.workload)
         state = self.workload.state()
-        dcp.load(state, storage_reader=dcp.FileSystemReader(self.path(step)), no_dist=True)
+        with quiet():
+            dcp.load(state, storage_reader=dcp.FileSystemReader(self.path(step)), no_dist=True)
         self.workload.load(state)
 
 
@@ -160,11 +171,9 @@ class DcpProcess(DcpThread):
     def open(self) -> None:
         super().open()
         if not torch.distributed.is_initialized():
-            # The process takes part in a group of its own, and asks this one for its address.
-            with tempfile.NamedTemporaryFile(prefix="lightckpt-bench-group-") as file:
-                torch.distributed.init_process_group(
-                    "gloo", init_method=f"file://{file.name}-of-one", rank=0, world_size=1
-                )
+            # The process has a group of its own, and asks this one who it is.
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         self._stager = DefaultStager(StagingOptions(False, True, False, False))
 
     def begin(self, step: int) -> Future[Any]:
@@ -247,8 +256,7 @@ class Torchsnapshot(Folders):
         from torchsnapshot import Snapshot
 
         self.drain()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about how it is called
+        with quiet():
             self._pending = Snapshot.async_take(str(self.path(step)), self.parts())
         self._saving = step
 
@@ -263,8 +271,7 @@ class Torchsnapshot(Folders):
 
         prepare_optimizer(self.workload)
         parts = self.parts()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             Snapshot(str(self.path(step))).restore(parts)
         self.workload.generator.set_state(parts["random"]["state"])
 
@@ -310,4 +317,3 @@ class Moonclip(Strategy):
 STRATEGIES = (
     Dcp, DcpThread, DcpStager, DcpProcess, TorchCheckpointing, Torchsnapshot, Moonclip,
 )  # fmt: skip
-__all__ = ["STRATEGIES", "Unavailable"]

@@ -1,6 +1,7 @@
 """A training state as bytes: how many there are, whether two are the same, and how to spoil one."""
 
 import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,7 +42,8 @@ def digest(state: dict[str, Any]) -> str:
     for name in names:
         whole.update(name.encode() + found[name])
     for name in sorted(others):
-        whole.update(f"{name} {others[name]!r}".encode())
+        # As JSON, which knows no tuples: what went through it trains the same.
+        whole.update(f"{name} {json.dumps(others[name], default=repr)}".encode())
     return whole.hexdigest()
 
 

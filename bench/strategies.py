@@ -85,6 +85,11 @@ class Strategy:
         """Drain, and let go of everything."""
         self.drain()
 
+    @classmethod
+    def discard(cls, folder: Path) -> None:
+        """Remove what a strategy left in *folder*, which is nobody's now."""
+        empty(folder)
+
     def restore(self) -> int:
         """Bring the workload to the newest checkpoint; returns its step, 0 if there is none.
 
@@ -116,6 +121,8 @@ class TorchSave(Strategy):
     """torch.save over the old file, as most scripts do; a crash on the way leaves none."""
 
     name, kind = "torch.save", "torch.save"
+    # Mapped tensors stay in the file, and this one is cut when it is written again.
+    maps: ClassVar[bool] = False
 
     def save(self, step: int) -> None:
         torch.save({"step": step} | self.workload.state(), self.folder / "latest.pt")
@@ -125,7 +132,7 @@ class TorchSave(Strategy):
         path = self.folder / "latest.pt"
         if not path.exists():
             return 0
-        state = torch.load(path, weights_only=True, mmap=True)
+        state = torch.load(path, weights_only=True, mmap=self.maps)
         self.workload.load(state)
         return int(state["step"])
 
@@ -133,7 +140,7 @@ class TorchSave(Strategy):
 class TorchSaveSafe(TorchSave):
     """torch.save into a temporary file, fsync, rename, fsync of the folder."""
 
-    name, copies = "torch.save-safe", 3.0
+    name, copies, maps = "torch.save-safe", 3.0, True
 
     def save(self, step: int) -> None:
         with replacing(self.folder / "latest.pt") as temporary:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies import Strategy, leaves, replacing, tensors_of
+from strategies import Strategy, replacing, tensors_of
 
 CHUNK_BYTES = 4 << 20
 SLOTS, IN_FLIGHT, WRITERS = 3, 2, 2
@@ -158,7 +158,7 @@ class PcCheck(Strategy):
         self._commit({"step": step, "slot": slot, "begin": begin, "table": table, "groups": groups})
 
     def _begin(self, slot: int, size: int) -> int:
-        """Return where *slot* begins; a page per tensor of room for the pointers before all."""
+        """Return where *slot* begins: behind the pointers, a MiB each, and the slots before it."""
         with self._lock:
             self._size = max(size, getattr(self, "_size", 0))
             return (1 << 20) * SLOTS + slot * self._size
@@ -232,4 +232,3 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 STRATEGIES = (CheckFreq, PcCheck)
-__all__ = ["STRATEGIES", "leaves"]

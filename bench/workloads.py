@@ -99,8 +99,8 @@ def _declared() -> torch.library.Library | None:
 def load_libraries() -> None:
     """Import what models are made with, in the order that works; seconds, the first time."""
     _declared()
-    import torchvision  # noqa: F401
-    import transformers  # noqa: F401
+    import torchvision.models  # noqa: F401
+    from transformers import BertForMaskedLM, GPT2LMHeadModel  # noqa: F401
 
 
 def _images(shape: Shape) -> tuple[Callable[[torch.Generator], Batch], str]:
