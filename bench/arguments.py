@@ -48,7 +48,7 @@ class Options:
     command: str
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An argument that cannot be served; the message says why."""
 
 
@@ -77,22 +77,22 @@ def parse(model: str, arguments: list[str] | None = None) -> Options:
     """Return the options of *model*'s script.
 
     Raises:
-        Refused: what is asked for cannot be done here.
+        RefusedError: what is asked for cannot be done here.
     """
     given = make_parser(model).parse_args(arguments)
     if given.ranks != 1:
-        raise Refused(
+        raise RefusedError(
             f"--ranks {given.ranks}: lightckpt has no versions that ranks agree on yet, so what "
             "DDP would measure is not a checkpoint of the run; only --ranks 1 is served"
         )
     for name in ("every", "steps", "rounds"):
         if getattr(given, name) < 1:
-            raise Refused(f"--{name} {getattr(given, name)}: at least 1")
+            raise RefusedError(f"--{name} {getattr(given, name)}: at least 1")
     if given.kills < 0:
-        raise Refused(f"--kills {given.kills}: at least 0")
+        raise RefusedError(f"--kills {given.kills}: at least 0")
     folder = given.dir or default_folder()
     if not folder.is_dir():
-        raise Refused(f"--dir {folder}: there is no such folder")
+        raise RefusedError(f"--dir {folder}: there is no such folder")
     return Options(
         model=model,
         device=given.device,
@@ -120,7 +120,7 @@ def main(model: str, arguments: list[str]) -> int:
     """Run *model*'s benchmark; returns the exit status."""
     try:
         options = parse(model, arguments)
-    except Refused as refusal:
+    except RefusedError as refusal:
         print(f"bench: {refusal}")
         return 2
     for name, value in (THREADING | QUIET).items():

@@ -9,10 +9,11 @@ import ours
 import peers
 import strategies
 import styles
-from strategies import GROUP_MEDIA, GROUP_TABLE, Strategy, Unavailable
+from strategies import GROUP_MEDIA, GROUP_TABLE, Strategy, UnavailableError
 
 ALL: tuple[type[Strategy], ...] = (
     *ours.STRATEGIES,
+    *ours.GPU_STRATEGIES,
     strategies.TorchSave,
     strategies.TorchSaveSafe,
     strategies.Safetensors,
@@ -37,7 +38,7 @@ def by_name(name: str) -> type[Strategy]:
 def _reason(strategy: type[Strategy]) -> str:
     try:
         strategy.check()
-    except Unavailable as reason:
+    except UnavailableError as reason:
         return str(reason)
     return ""
 
@@ -48,7 +49,8 @@ def choose(
     """Return the strategies to run, by name, and why others that were asked for cannot.
 
     Args:
-        asked: names and groups ("all", "table", "media"); none takes what fits *state_bytes*.
+        asked: names and groups: "all", "table", "media" (those of a GPU are gpu.py's); without
+            any, what fits *state_bytes*.
 
     Raises:
         SystemExit: a name that there is not.

@@ -32,13 +32,14 @@ from arguments import Options
 from lightckpt import _core
 from memory import Watch
 from state import digest, scramble, state_bytes
-from strategies import Strategy, Unavailable, empty
+from strategies import Strategy, UnavailableError, empty
 from workloads import Workload, build
 
 PLAIN_STEPS, PLAIN_WARMUP = 3, 1
 COPY_BYTES_MAX = 512 << 20
 MEMORY_SPARE_BYTES = 1 << 30
 BLOCK_SECONDS_MAX = 60.0  # a block that is so slow counts fewer steps, at least one
+TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
 ALONE_MAX, ALONE_SECONDS = 5, 3.0  # saves with nothing beside them, for so long at most
 PREFIX = "lightckpt-bench-"
@@ -83,11 +84,11 @@ class Bench:
     # -- blocks --------------------------------------------------------------------------------
 
     def fits(self, strategy: type[Strategy]) -> None:
-        """Raise Unavailable where *strategy* would need more memory than there is."""
+        """Raise UnavailableError where *strategy* would need more memory than there is."""
         needed = int(strategy.copies * self.bytes) + MEMORY_SPARE_BYTES
         free = psutil.virtual_memory().available
         if needed > free:
-            raise Unavailable(
+            raise UnavailableError(
                 f"it would take about {needed / 2**30:.1f} GiB of memory and files; "
                 f"{free / 2**30:.1f} are free"
             )
@@ -121,16 +122,18 @@ class Bench:
         for _ in range(strategy.warmup if every == 1 else 1):
             self._saved_step(strategy, base)
         # What steps take from here on is known by now; a slow block stops early.
-        steps, stalls, self.workload.phases = [], [], []
+        steps, stalls, saves, self.workload.phases = [], [], [], []
         strategy.stall()
         for index in range(wanted):
             took, stall = self._saved_step(strategy, base)
             steps.append(took)
             stalls.append(stall)
+            saves.append(time.monotonic_ns())
             late = time.perf_counter() - began > BLOCK_SECONDS_MAX
             if late and (index + 1) % every == 0:
                 break
-        return {"steps": steps, "stalls": stalls}
+        phases = [[*phase, end] for phase, end in zip(self.workload.phases, saves, strict=True)]
+        return {"steps": steps, "stalls": stalls, "timeline": _timeline(phases, strategy)}
 
     def _saved_step(self, strategy: Strategy, base: int) -> tuple[float, float]:
         """Train one step with *strategy*; return its seconds and those that training waited."""
@@ -186,6 +189,17 @@ class Bench:
         return returned - begin, time.perf_counter() - begin
 
 
+def _timeline(phases: list[list[int]], strategy: Strategy) -> dict[str, Any]:
+    """Return the first steps' phases, and what was persisted beside them, in ms from the first."""
+    phases = phases[:TIMELINE_STEPS]
+    first, last = phases[0][0], phases[-1][-1]
+    beside = [span for span in strategy.persists() if span[1] > first and span[0] < last]
+    return {
+        "steps": [[(at - first) / 1e6 for at in phase] for phase in phases],
+        "persists": [[(at - first) / 1e6 for at in span] for span in beside],
+    }
+
+
 @contextmanager
 def _closed(strategy: Strategy) -> Iterator[None]:
     """Close *strategy* at the end, whatever happens."""
@@ -214,7 +228,7 @@ def measure(bench: Bench) -> dict[str, dict[str, Any]]:
             copy = bench.copy_seconds()
             try:
                 block = bench.block(chosen[name], first=number == 0)
-            except Unavailable as reason:
+            except UnavailableError as reason:
                 entries[name] = {"missing": str(reason)}
                 say(f"{name}: not run: {reason}")
                 plain = bench.plain()
@@ -222,6 +236,8 @@ def measure(bench: Bench) -> dict[str, dict[str, Any]]:
             after = bench.plain()
             block |= {"round": number, "copy_s": copy, "plain_before": plain, "plain_after": after}
             plain = after
+            if number:  # one is enough to look at
+                del block["timeline"]
             entries[name]["blocks"].append(block)
             added = median(block["steps"]) - figures.plain_seconds(block)
             say(f"round {number + 1}: {name}: {1e3 * added:+.0f} ms a step")
@@ -243,20 +259,23 @@ def run(options: Options) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         console.print("bench: --device cuda: torch finds no GPU here; nothing was measured")
         return 2
+
+    def say(words: str) -> None:
+        console.print(words)
+        console.file.flush()  # so that who looks at a log sees it
+
     began = time.monotonic()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
     torch.set_num_threads(psutil.cpu_count() or 1)
-    workload = build(
-        options.model, device=options.device, smoke=options.smoke, seed=options.seed
-    )
+    workload = build(options.model, device=options.device, smoke=options.smoke, seed=options.seed)
     folder = Path(tempfile.mkdtemp(dir=options.folder, prefix=PREFIX))
     try:
-        bench = Bench(options, folder / "block", workload, console.print)
+        bench = Bench(options, folder / "block", workload, say)
         entries = measure(bench)
         line = _line(options, bench, entries)
         del bench, workload  # lives need the room
         if options.recovery or options.kills:
-            line |= kills.run_all(options, entries, folder, console.print)
+            line |= kills.run_all(options, entries, folder, say)
         line["seconds"] = time.monotonic() - began
         record.append(options.results, line)
     finally:
@@ -288,4 +307,3 @@ def _line(options: Options, bench: Bench, entries: dict[str, Any]) -> dict[str, 
     )
     line["comparison"] = figures.compare(line)
     return line
-

@@ -40,6 +40,7 @@ class Job:
     folder: Path
     smoke: bool
     seed: int
+    device: str = "cpu"
 
 
 @dataclass
@@ -101,7 +102,7 @@ def live(job: Job, pipe: Any) -> None:
         pipe.send({"event": event, "at": time.monotonic(), **fields})
 
     torch.set_num_threads(psutil.cpu_count() or 1)
-    workload = build(job.model, smoke=job.smoke, seed=job.seed)
+    workload = build(job.model, device=job.device, smoke=job.smoke, seed=job.seed)
     strategy = catalog.by_name(job.strategy)(job.folder, workload, 1)
     report("built")
     try:
@@ -234,8 +235,7 @@ def matrix(job: Job, *, kills: int, seed: int) -> dict[str, Any]:
                     errors.append(life.error)
             if ready and not last:
                 wanted = STEPS_BEFORE_KILL + draw.randrange(2)
-                hit = follow(life, pipe, lambda life: len(life.saving) > wanted)
-                if not hit:
+                if not follow(life, pipe, lambda life, wanted=wanted: len(life.saving) > wanted):
                     raise RuntimeError(f"{job.strategy}: a trainer ended by itself")
                 time.sleep(draw.random() * life.span())
                 kill(process)
@@ -277,7 +277,7 @@ def run_all(
     for name, entry in entries.items():
         if "missing" in entry:
             continue
-        job = Job(options.model, name, folder / name, options.smoke, options.seed)
+        job = Job(options.model, name, folder / name, options.smoke, options.seed, options.device)
         job.folder.mkdir()
         kind = catalog.by_name(name).kind
         if options.recovery and kind and kind not in seen:

@@ -6,8 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 import lightckpt
-from strategies import GROUP_MEDIA, Strategy, Unavailable, empty
+from strategies import GROUP_GPU, GROUP_MEDIA, Strategy, UnavailableError, empty
 
 
 class Lightckpt(Strategy):
@@ -46,6 +48,11 @@ class Lightckpt(Strategy):
         guard = self.checkpointer.stats.guard_seconds
         waited, self._waited = guard - self._waited, guard
         return waited
+
+    def persists(self) -> list[tuple[int, int]]:
+        records = list(self.checkpointer.timeline)
+        copies = [(begin, end) for record in records for begin, end, _ in record.copies]
+        return copies + [record.commit_ns for record in records if record.commit_ns[1]]
 
     def drain(self) -> None:
         self.durable = self.checkpointer.wait()
@@ -95,7 +102,7 @@ class Pmemobj(Lightckpt):
     @classmethod
     def check(cls) -> None:
         if ctypes.util.find_library("pmemobj") is None:
-            raise Unavailable("libpmemobj is not installed (Debian: libpmemobj1)")
+            raise UnavailableError("libpmemobj is not installed (Debian: libpmemobj1)")
 
 
 class Huge(Lightckpt):
@@ -106,7 +113,7 @@ class Huge(Lightckpt):
     @classmethod
     def check(cls) -> None:
         if os.geteuid() != 0:
-            raise Unavailable("mounting a tmpfs of huge pages needs root")
+            raise UnavailableError("mounting a tmpfs of huge pages needs root")
 
     def place(self) -> Path:
         return self._mount
@@ -118,7 +125,9 @@ class Huge(Lightckpt):
             command = ["mount", "-t", "tmpfs", "-o", "huge=always,size=90%", "tmpfs"]
             ran = subprocess.run([*command, self._mount], capture_output=True, text=True)
             if ran.returncode != 0:
-                raise Unavailable(f"a tmpfs of huge pages cannot be mounted: {ran.stderr.strip()}")
+                raise UnavailableError(
+                    f"a tmpfs of huge pages cannot be mounted: {ran.stderr.strip()}"
+                )
         super().open()
 
     def close(self) -> None:
@@ -142,10 +151,44 @@ class Optane(Lightckpt):
 
     @classmethod
     def check(cls) -> None:
-        raise Unavailable(
+        raise UnavailableError(
             "the limit of 2 GB/s has to sit where bytes are written, in the core's workers: a "
             "store that is full keeps its core busy, and a delay from outside leaves it idle"
         )
 
 
+class GpuAuto(Lightckpt):
+    """Tensors of a GPU, copied in the way that lightckpt chooses."""
+
+    name, group, kind = "lightckpt-gpu-auto", GROUP_GPU, ""
+    arguments: ClassVar[dict[str, Any]] = {"mode": "overlap", "snapshot": "auto"}
+
+    @classmethod
+    def check(cls) -> None:
+        if not torch.cuda.is_available():
+            raise UnavailableError("torch finds no GPU here")
+
+
+class GpuDirect(GpuAuto):
+    """The copy engine writes into the store."""
+
+    name = "lightckpt-gpu-direct"
+    arguments: ClassVar[dict[str, Any]] = {"mode": "overlap", "snapshot": "direct"}
+
+
+class GpuHost(GpuAuto):
+    """Through pinned staging."""
+
+    name = "lightckpt-gpu-host"
+    arguments: ClassVar[dict[str, Any]] = {"mode": "overlap", "snapshot": "host"}
+
+
+class GpuDevice(GpuAuto):
+    """Copied aside on the GPU first."""
+
+    name = "lightckpt-gpu-device"
+    arguments: ClassVar[dict[str, Any]] = {"mode": "overlap", "snapshot": "device"}
+
+
+GPU_STRATEGIES = (GpuAuto, GpuDirect, GpuHost, GpuDevice)
 STRATEGIES = (Lightckpt, Stop, Auto, File, Emulated, Huge, Pmemobj, Optane)

@@ -7,6 +7,7 @@ flight: the next waits for it, as their own documents ask.
 
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -117,10 +118,19 @@ class DcpThread(Dcp):
     def open(self) -> None:
         self._future: Future[Any] | None = None
         self._saving = 0
+        self._persists: list[tuple[int, int]] = []
 
     def save(self, step: int) -> None:
         self.drain()
+        begin = time.monotonic_ns()
         self._future, self._saving = self.begin(step), step
+        self._future.add_done_callback(lambda _: self._note(begin))
+
+    def _note(self, begin: int) -> None:
+        self._persists.append((begin, time.monotonic_ns()))
+
+    def persists(self) -> list[tuple[int, int]]:
+        return self._persists
 
     def begin(self, step: int) -> Future[Any]:
         """Start the save of *step*; what is returned is done when it is complete."""

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from workloads import Workload
 
-GROUP_TABLE, GROUP_MEDIA = "table", "media"
+GROUP_TABLE, GROUP_MEDIA, GROUP_GPU = "table", "media", "gpu"
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A strategy cannot run here; the message is the reason, and goes into the report."""
 
 
@@ -57,7 +57,7 @@ class Strategy:
 
     @classmethod
     def check(cls) -> None:
-        """Raise Unavailable if it cannot run here."""
+        """Raise UnavailableError if it cannot run here."""
 
     def open(self) -> None:
         """Get ready."""
@@ -81,6 +81,10 @@ class Strategy:
         """Return the seconds that training waited elsewhere, since this was last asked."""
         return 0.0
 
+    def persists(self) -> list[tuple[int, int]]:
+        """Return (begin, end) of the latest copies that ran behind training, in ns, if known."""
+        return []
+
     def close(self) -> None:
         """Drain, and let go of everything."""
         self.drain()
@@ -100,9 +104,9 @@ class Strategy:
 
 
 def need(module: str, package: str = "") -> None:
-    """Raise Unavailable if *module* is not installed."""
+    """Raise UnavailableError if *module* is not installed."""
     if find_spec(module) is None:
-        raise Unavailable(f"{package or module} is not installed")
+        raise UnavailableError(f"{package or module} is not installed")
 
 
 class Nothing(Strategy):

@@ -12,6 +12,7 @@ pointer with a checksum, which is made durable too. An older checkpoint never re
 import json
 import os
 import threading
+import time
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -27,17 +28,42 @@ POINTER_BYTES = 4096
 ALIGN_BYTES = 4096
 
 
-def copy_into(target: dict[str, Tensor], source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy *source* into the buffers of *target*, made where they are missing; return those."""
-    with torch.no_grad():
-        for name, tensor in source.items():
-            kept = target.get(name)
-            if kept is None or kept.shape != tensor.shape:
-                pinned = tensor.is_cuda
-                kept = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
-                target[name] = kept
-            kept.copy_(tensor)
-    return {name: target[name] for name in source}
+class Mirror:
+    """Buffers in host memory that a state is copied into; pinned where the state is on a GPU.
+
+    There the copies have a stream of their own, which begins where the caller's stood at ``mark``.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._reached: torch.cuda.Event | None = None
+
+    def mark(self, source: dict[str, Tensor]) -> None:
+        """Note that what has been queued by now made *source*; called where it is trained."""
+        if any(tensor.is_cuda for tensor in source.values()):
+            self._stream = self._stream or torch.cuda.Stream()
+            self._reached = torch.cuda.current_stream().record_event()
+
+    def copy(self, source: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy *source*, and return the copies when they are complete; any thread may call."""
+        if self._stream is None or self._reached is None:
+            self._copy(source)
+        else:
+            self._stream.wait_event(self._reached)
+            with torch.cuda.stream(self._stream):
+                self._copy(source)
+            self._stream.synchronize()
+        return {name: self.tensors[name] for name in source}
+
+    def _copy(self, source: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in source.items():
+                kept = self.tensors.get(name)
+                if kept is None or kept.shape != tensor.shape:
+                    kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                    self.tensors[name] = kept
+                kept.copy_(tensor, non_blocking=tensor.is_cuda)
 
 
 class CheckFreq(Strategy):
@@ -48,25 +74,29 @@ class CheckFreq(Strategy):
     def open(self) -> None:
         self._snapshots = ThreadPoolExecutor(1, "snapshot")
         self._persists = ThreadPoolExecutor(1, "persist")
-        self._buffers: dict[str, Tensor] = {}
-        self._snapshot: Future[None] | None = None
+        self._mirror = Mirror()
+        self._snapshot: Future[dict[str, Tensor]] | None = None
         self._persist: Future[None] | None = None
+        self._spans: list[tuple[int, int]] = []
 
     def save(self, step: int) -> None:
         self.drain()
         state = self.workload.state()
         source, groups = tensors_of(state), state["optimizer"]["param_groups"]
-        self._snapshot = self._snapshots.submit(self._copy, source)
+        self._mirror.mark(source)
+        self._snapshot = self._snapshots.submit(self._mirror.copy, source)
         self._persist = self._persists.submit(self._write, step, self._snapshot, groups)
 
-    def _copy(self, source: dict[str, Tensor]) -> None:
-        copy_into(self._buffers, source)
+    def persists(self) -> list[tuple[int, int]]:
+        return self._spans
 
-    def _write(self, step: int, snapshot: Future[None], groups: Any) -> None:
-        snapshot.result()
+    def _write(self, step: int, snapshot: Future[dict[str, Tensor]], groups: Any) -> None:
+        begin = time.monotonic_ns()
+        copies = snapshot.result()
         with replacing(self.folder / "latest.pt") as temporary:
-            torch.save({"step": step, "tensors": self._buffers, "groups": groups}, temporary)
+            torch.save({"step": step, "tensors": copies, "groups": groups}, temporary)
         self.durable = step
+        self._spans.append((begin, time.monotonic_ns()))
 
     def before_update(self) -> None:
         if self._snapshot is not None:
@@ -120,7 +150,7 @@ class PcCheck(Strategy):
         self._carrying = ThreadPoolExecutor(IN_FLIGHT, "carry")
         self._writing = ThreadPoolExecutor(WRITERS, "write")
         self._lock = threading.Lock()
-        self._buffers: list[dict[str, Tensor]] = [{} for _ in range(IN_FLIGHT)]
+        self._mirrors = [Mirror() for _ in range(IN_FLIGHT)]
         self._flights: list[Future[None]] = []
         self._copied: Future[Any] | None = None
         named = self._pointer()
@@ -134,9 +164,10 @@ class PcCheck(Strategy):
             self._flights.pop(0).result()
         state = self.workload.state()
         source, groups = tensors_of(state), state["optimizer"]["param_groups"]
-        buffers = self._buffers[self._count % IN_FLIGHT]
+        mirror = self._mirrors[self._count % IN_FLIGHT]
         self._count += 1
-        self._copied = self._copying.submit(copy_into, buffers, source)
+        mirror.mark(source)
+        self._copied = self._copying.submit(mirror.copy, source)
         self._flights.append(self._carrying.submit(self._carry, step, self._copied, groups))
 
     def _carry(self, step: int, copied: Future[Any], groups: Any) -> None:

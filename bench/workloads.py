@@ -23,6 +23,7 @@ from torch.nn import functional
 from lightckpt.demo.text import read_text
 
 Batch = tuple[Tensor, Tensor]
+CPU_PRECISION, GPU_PRECISION = "float32", "float32 parameters, bfloat16 autocast"
 MASK_TOKEN, MASKED_SHARE, IGNORED = 103, 0.15, -100
 
 
@@ -203,14 +204,26 @@ def _workload(name, model, optimizer, loss_of, draw, shape, source, device) -> W
         "parameters": sum(p.numel() for p in parameters),
         "parameter_tensors": len(parameters),
         "optimizer": f"{type(optimizer).__name__}, fused",
-        "precision": str(parameters[0].dtype).removeprefix("torch."),
+        "precision": GPU_PRECISION if device == "cuda" else CPU_PRECISION,
         "batch": shape.batch,
         "size": shape.size,
         "input": source,
     }
+    if device == "cuda":
+        loss_of = under_autocast(loss_of)
     generator = torch.Generator()
     generator.manual_seed(torch.initial_seed())
     return Workload(name, model, optimizer, loss_of, draw, generator, facts, device)
+
+
+def under_autocast(loss_of: Callable[[nn.Module, Batch], Tensor]) -> Any:
+    """Return *loss_of* computing in bfloat16 where autocast lets it."""
+
+    def wrapped(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss_of(model, batch)
+
+    return wrapped
 
 
 BERT_LARGE = {
