@@ -129,16 +129,9 @@ endif
 bench-engine: $(INSTALLED) ## the engine beside plain copies; appends to bench/results/engine.ndjson
 	$(BIN)/python bench/engine.py
 
-# Nothing of what this records is worth keeping.
-SMOKE := build/bench-smoke
-SMOKE_FLAGS := --smoke --rounds 1 --steps 1 --results $(SMOKE)/models.ndjson
-bench-smoke: $(BENCHED) ## all scripts of the benchmark on tiny models, in two minutes
-	rm -rf $(SMOKE)
-	$(BIN)/python bench/small.py $(SMOKE_FLAGS) --strategies all --kills 1
-	for model in $(MODELS); do $(BIN)/python bench/$$model.py $(SMOKE_FLAGS) --no-recovery \
-	  --strategies lightckpt,torch.save-safe || exit 1; done
-	$(BIN)/python bench/scale.py --smoke --results $(SMOKE)/scale.ndjson
-	$(BIN)/python bench/report.py --smoke --results $(SMOKE) --output $(SMOKE)/report
+bench-smoke: $(BENCHED) ## all scripts of the benchmark on tiny models; under two minutes
+	rm -rf build/bench-smoke
+	$(BIN)/python bench/smoke.py build/bench-smoke
 
 clean: ## remove what was built, but not .venv
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(INSTALLED) $(BENCHED)

@@ -225,6 +225,8 @@ def matrix(job: Job, *, kills: int, seed: int) -> dict[str, Any]:
         last = number == kills
         with life_of(job) as (life, pipe, process):
             ready = follow(life, pipe, lambda life: life.restored_digest or life.saving)
+            if not ready and not life.error:
+                raise RuntimeError(f"{job.strategy}: a trainer ended without a word")
             if number:
                 outcome = classify(life, known, newest)
                 outcomes[outcome] += 1

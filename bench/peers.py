@@ -5,6 +5,7 @@ removed when the newer one is complete, or memory would fill up. Asynchronous on
 flight: the next waits for it, as their own documents ask.
 """
 
+import logging
 import re
 import shutil
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -28,10 +30,14 @@ STEP = re.compile(r"^step-(\d+)$")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let libraries not warn that one process is all there is, or of torch's changes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Let libraries not warn or log that one process is all there is, or what they look for."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class Folders(Strategy):
@@ -58,16 +64,17 @@ class Folders(Strategy):
 
     def restore(self) -> int:
         """Restore the newest that loads, as a careful script does; see Strategy."""
-        errors: list[Exception] = []
+        errors: list[str] = []
         for step in self.steps():
             try:
                 self.load(step)
-            except Exception as error:  # noqa: BLE001 - each library raises its own
-                errors.append(error)
+            # Each library raises its own, and DCP what is no Exception.
+            except (Exception, CheckpointException) as error:  # noqa: BLE001
+                errors.append(f"{step}: {type(error).__name__}: {error}")
             else:
                 return step
         if errors:
-            raise errors[0]
+            raise RuntimeError(f"no step loads; {'; '.join(errors)}")
         return 0
 
 
