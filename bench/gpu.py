@@ -256,12 +256,16 @@ def main() -> int:
     if not torch.cuda.is_available():
         console.print("bench: torch finds no GPU here; nothing was measured, nothing written")
         return 2
-    kills.start_server()
+    import_s = {model: kills.start_server(model) for model in models}
     for model in models:
         console.print(f"{model}:")
         base = options.dir or default_folder()
         with tempfile.TemporaryDirectory(dir=base, prefix="lightckpt-bench-") as folder:
             line = run_model(model, options, Path(folder), console.print)
+        for found in line["strategies"].values():
+            if "recovery_s" in found:  # from the start of a process, so with its imports
+                found["recovery_s"] += import_s[model]
+        line["import_s"] = import_s[model]
         record.append(options.results, line)
     return 0
 

@@ -99,28 +99,27 @@ class Bench:
         self.folder.mkdir(exist_ok=True)
         empty(self.folder)
         strategy = kind(self.folder, self.workload, self.options.every)
+        base, began = self.step, time.perf_counter()
         watch = Watch(self.folder, mapped=kind.mapped)
         try:
             strategy.open()
-            base = self.step
             with _closed(strategy):
-                block = self._steps(strategy, base)
+                for _ in range(strategy.warmup if self.options.every == 1 else self.options.every):
+                    self._saved_step(strategy, base)
+                memory = watch.stop()
+                block = self._steps(strategy, base, began)
                 strategy.drain()
                 if first:
                     block["alone"] = self._alone(strategy, base)
-                block["media_bytes"] = watch.media_bytes
         finally:
-            block_memory = watch.stop()
-        block["extra_memory_bytes"] = block_memory
+            watch.stop()
         empty(self.folder)
-        return block
+        return block | {"extra_memory_bytes": memory, "media_bytes": watch.media_bytes}
 
-    def _steps(self, strategy: Strategy, base: int) -> dict[str, Any]:
+    def _steps(self, strategy: Strategy, base: int, began: float) -> dict[str, Any]:
+        """Train the counted steps of a block that began at *began*."""
         every = self.options.every
         wanted = self.options.steps if every == 1 else max(1, self.options.steps // every) * every
-        began = time.perf_counter()
-        for _ in range(strategy.warmup if every == 1 else 1):
-            self._saved_step(strategy, base)
         # What steps take from here on is known by now; a slow block stops early.
         steps, stalls, saves, self.workload.phases = [], [], [], []
         strategy.stall()
@@ -157,8 +156,9 @@ class Bench:
         """Save with nothing beside it, and restore what was saved over scrambled tensors."""
         stalls, persists = [], []
         began = time.perf_counter()
+        most = 1 if self.options.smoke else ALONE_MAX
         while not persists or (
-            len(persists) < ALONE_MAX and time.perf_counter() - began < ALONE_SECONDS
+            len(persists) < most and time.perf_counter() - began < ALONE_SECONDS
         ):
             stall, persist = self._save_alone(strategy, base)
             stalls.append(stall)

@@ -2,10 +2,13 @@
 
 Counted: private memory of this process and its descendants (``RssAnon``), and shared memory of
 theirs that is no file of the checkpoint's own (staging areas). The files themselves are counted
-apart, as media. What lasts less than a look, and what the kernel holds for it, is not seen.
+apart, as media. What lasts less than a look, and what the kernel holds for it, is not seen. Looking
+takes time of its own, so it is not done beside steps that count.
 """
 
+import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,14 +17,12 @@ LOOK_SECONDS = 0.02
 
 
 def files_bytes(folder: Path) -> int:
-    """Return the bytes that the files below *folder* occupy."""
+    """Return the bytes that the files below *folder* occupy; some may be going just now."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            status = path.lstat()
-        except FileNotFoundError:  # a checkpoint that was just replaced
-            continue
-        total += 512 * status.st_blocks
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += 512 * os.lstat(os.path.join(place, name)).st_blocks
     return total
 
 
@@ -52,6 +53,7 @@ class Watch:
         self.media_bytes = 0
         self._base = self._look()[0]
         self._peak = self._base
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
         self._thread.start()
 
@@ -63,13 +65,18 @@ class Watch:
         return sum(private) + max(0, staged), media
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
-            used, media = self._look()
-            self._peak = max(self._peak, used)
-            self.media_bytes = max(self.media_bytes, media)
+        try:
+            while not self._stop.wait(LOOK_SECONDS):
+                used, media = self._look()
+                self._peak = max(self._peak, used)
+                self.media_bytes = max(self.media_bytes, media)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
 
     def stop(self) -> int:
         """Stop looking; returns the most that was used beyond what was used at first."""
         self._stop.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         return self._peak - self._base

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+KILLED = "lightckpt,lightckpt-huge,torch.save,dcp-async-process,moonclip"
 MODELS = ("resnet18", "vgg16", "inception_v3", "alexnet", "gpt2", "bert")
 
 
@@ -31,7 +32,8 @@ def main() -> int:
     model = ["--smoke", "--rounds", "1", "--steps", "1", "--results", str(folder / "models.ndjson")]
     few = ["--no-recovery", "--strategies", "lightckpt,torch.save-safe"]
     scripts = [
-        ("small", *model, "--strategies", "all", "--kills", "1"),
+        ("small", *model, "--strategies", "all", "--no-recovery"),
+        ("small", *model, "--strategies", KILLED, "--kills", "1"),
         *((name, *model, *few) for name in MODELS),
         ("small", *model, *few, "--every", "2", "--steps", "4"),
         ("scale", "--smoke", "--results", str(folder / "scale.ndjson")),

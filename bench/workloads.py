@@ -24,6 +24,7 @@ from lightckpt.demo.text import read_text
 
 Batch = tuple[Tensor, Tensor]
 CPU_PRECISION, GPU_PRECISION = "float32", "float32 parameters, bfloat16 autocast"
+TEXT_MODELS = ("gpt2", "bert", "small")
 MASK_TOKEN, MASKED_SHARE, IGNORED = 103, 0.15, -100
 
 
@@ -97,11 +98,13 @@ def _declared() -> torch.library.Library | None:
     return library
 
 
-def load_libraries() -> None:
-    """Import what models are made with, in the order that works; seconds, the first time."""
+def load_libraries(name: str = "") -> None:
+    """Import what model *name*, or any, is made with; takes seconds, the first time."""
     _declared()
-    import torchvision.models  # noqa: F401
-    from transformers import BertForMaskedLM, GPT2LMHeadModel  # noqa: F401
+    if not name or name not in TEXT_MODELS:
+        import torchvision.models  # noqa: F401
+    if not name or name in TEXT_MODELS:
+        from transformers import BertForMaskedLM, GPT2LMHeadModel  # noqa: F401
 
 
 def _images(shape: Shape) -> tuple[Callable[[torch.Generator], Batch], str]:
@@ -265,7 +268,7 @@ def build(name: str, *, device: str = "cpu", smoke: bool = False, seed: int = 0)
         smoke: a tiny variant that only shows that all of it runs. The four of torchvision keep
             their layers, have smaller images and ten classes, and two of them one layer at the end.
     """
-    load_libraries()
+    load_libraries(name)
     torch.manual_seed(seed)
     cpu, tiny, gpu = SHAPES[name]
     shape = tiny if smoke else gpu if device == "cuda" else cpu
