@@ -30,15 +30,16 @@ import kills
 import record
 from arguments import Options
 from lightckpt import _core
-from memory import Watch
+from memory import Watch, settle
 from state import digest, scramble, state_bytes
 from strategies import Strategy, UnavailableError, empty
 from workloads import Workload, build
 
 PLAIN_STEPS, PLAIN_WARMUP = 3, 1
+WARMUP_STEPS_MAX = 100
 COPY_BYTES_MAX = 512 << 20
 MEMORY_SPARE_BYTES = 1 << 30
-BLOCK_SECONDS_MAX = 60.0  # a block that is so slow counts fewer steps, at least one
+BLOCK_SECONDS_MAX = 25.0  # a block that is so slow counts fewer steps, at least one
 TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
 ALONE_MAX, ALONE_SECONDS = 5, 3.0  # saves with nothing beside them, for so long at most
@@ -99,12 +100,16 @@ class Bench:
         self.folder.mkdir(exist_ok=True)
         empty(self.folder)
         strategy = kind(self.folder, self.workload, self.options.every)
-        base, began = self.step, time.perf_counter()
+        began = time.perf_counter()
+        settle()
         watch = Watch(self.folder, mapped=kind.mapped)
         try:
+            self._plain_step()
+            watch.plain_ends()
+            base = self.step
             strategy.open()
             with _closed(strategy):
-                for _ in range(strategy.warmup if self.options.every == 1 else self.options.every):
+                for _ in range(self._warmup(kind)):
                     self._saved_step(strategy, base)
                 memory = watch.stop()
                 block = self._steps(strategy, base, began)
@@ -115,6 +120,11 @@ class Bench:
             watch.stop()
         empty(self.folder)
         return block | {"extra_memory_bytes": memory, "media_bytes": watch.media_bytes}
+
+    def _warmup(self, kind: type[Strategy]) -> int:
+        """Return the steps before those that count: as many saves as *kind* wants, or nearly."""
+        every = self.options.every
+        return max(every, min(kind.warmup * every, WARMUP_STEPS_MAX))
 
     def _steps(self, strategy: Strategy, base: int, began: float) -> dict[str, Any]:
         """Train the counted steps of a block that began at *began*."""

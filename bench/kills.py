@@ -190,7 +190,7 @@ def recover(job: Job) -> dict[str, Any]:
         RuntimeError: one of the two could not start or restore.
     """
     with life_of(job) as (life, pipe, _):
-        if not follow(life, pipe, lambda life: life.durable >= STEPS_BEFORE_KILL):
+        if not follow(life, pipe, lambda life: life.durable):
             raise RuntimeError(f"{job.strategy}: the trainer ended: {life.error or 'no report'}")
     digests = life.digests
     with life_of(job) as (successor, pipe, _):

@@ -6,6 +6,8 @@ apart, as media. What lasts less than a look, and what the kernel holds for it, 
 takes time of its own, so it is not done beside steps that count.
 """
 
+import ctypes
+import gc
 import os
 import threading
 from contextlib import suppress
@@ -38,6 +40,12 @@ def resident(pid: int) -> tuple[int, int]:
     return tuple(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
 
 
+def settle() -> None:
+    """Give back what nobody uses, so that it does not hide what is used next."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 class Watch:
     """Looks at the memory of this process and its children until told to stop.
 
@@ -51,8 +59,8 @@ class Watch:
         self._me = psutil.Process()
         self._stop = threading.Event()
         self.media_bytes = 0
-        self._base = self._look()[0]
-        self._peak = self._base
+        self._peak = self._look()[0]
+        self._base = 0
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
         self._thread.start()
@@ -73,10 +81,14 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._error = error
 
+    def plain_ends(self) -> None:
+        """Note that all seen until now was training's own."""
+        self._base, self._peak = self._peak, 0
+
     def stop(self) -> int:
-        """Stop looking; returns the most that was used beyond what was used at first."""
+        """Stop looking; returns by how much the most since then exceeded the most before."""
         self._stop.set()
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._peak - self._base
+        return max(0, self._peak - self._base)

@@ -296,7 +296,7 @@ class Torchsnapshot(Folders):
 class Moonclip(Strategy):
     """moonclip: compressed differences, saved behind training; lossless, at its lowest level."""
 
-    name, kind, copies = "moonclip", "moonclip", 5.0
+    name, kind, copies, warmup = "moonclip", "moonclip", 5.0, 2  # the first is none to differ from
 
     @classmethod
     def check(cls) -> None:

@@ -71,7 +71,7 @@ def intervals(lines: dict[str, Line], path: Path) -> Path | None:
     if not lines:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, at = pyplot.subplots(figsize=(10, 4.2), layout="constrained")
+        figure, at = pyplot.subplots(figsize=(12, 4.2), layout="constrained")
         models = list(tables.SIX)
         for x, model in enumerate(models):
             theirs = published.INTERVALS[model]
@@ -102,7 +102,8 @@ def intervals(lines: dict[str, Line], path: Path) -> Path | None:
             Patch(color=OURS, label="lightckpt here"),
             Patch(color=PEERS, label="others here (line: least to most)"),
         ]
-        at.legend(handles=shapes + colours, ncols=2, frameon=False, fontsize=8)
+        handles = shapes + colours
+        figure.legend(handles=handles, ncols=6, frameon=False, loc="outside upper center")
         return _save(figure, path)
 
 

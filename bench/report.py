@@ -2,7 +2,7 @@
 
     python bench/report.py [--results FOLDER] [--output FOLDER] [--smoke]
 
-Reads models.ndjson, scale.ndjson and gpu.ndjson in FOLDER; of lines about the same thing the newest
+Reads models, scale, gpu and referee.ndjson in FOLDER; of lines about the same thing the newest
 counts. ``why.json`` there may say why a target is missed. What no line has is "not measured".
 """
 
@@ -20,6 +20,7 @@ import tables
 from arguments import ROOT
 
 HERE = Path(__file__).resolve().parent
+VERDICTS = ("PASS", "HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK")
 SMOKE_NOTE = "These are smoke runs of tiny models: they show that all runs, and measure nothing."
 
 
@@ -40,11 +41,18 @@ def make(results: Path, output: Path, *, smoke: bool, command: str) -> Path:
     recorded = record.read(results / "models.ndjson")
     scale = [line for line in record.read(results / "scale.ndjson") if line["smoke"] == smoke]
     gpu = record.read(results / "gpu.ndjson")
+    referee = record.read(results / "referee.ndjson")[-1:]
     why_file = results / "why.json"
     why = json.loads(why_file.read_text()) if why_file.is_file() else {}
     lines = tables.newest(recorded, smoke=smoke)
     output.mkdir(parents=True, exist_ok=True)
-    blocks = [*_six(lines, output, why), *_others(lines), *_scale(scale, output), _gpu(gpu)]
+    blocks = [
+        *_six(lines, output, why),
+        *_others(lines),
+        *map(_referee, referee),
+        *_scale(scale, output),
+    ]
+    blocks.append(_gpu(gpu))
     text = (HERE / "report.html.jinja").read_text(encoding="utf-8")
     page = (
         jinja2.Environment(autoescape=True)
@@ -88,6 +96,23 @@ def _others(lines: Any) -> list[dict[str, Any]]:
     killed = [line for line in lines.values()
               if any(entry.get("kills") for entry in line["strategies"].values())]  # fmt: skip
     return blocks + [tables.kill_table(line) for line in killed]
+
+
+def _referee(line: dict[str, Any]) -> dict[str, Any]:
+    rows = [
+        [
+            found["strategy"],
+            *(str(found["verdicts"].get(name, 0)) for name in VERDICTS),
+            "yes" if found["sees_its_saves"] else "no: only the script's own result file",
+        ]
+        for found in line["judged"]
+    ]
+    note = (
+        "ckpt-chaos kills a small training script at file events, or cuts the file in half, and "
+        f"runs it again. Line: {tables.cite(line)}."
+    )
+    columns = ["strategy", *VERDICTS, "it sees the saves"]
+    return {"title": "An outside referee", "note": note, "columns": columns, "rows": rows}
 
 
 def _scale(lines: list[dict[str, Any]], output: Path) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ class Strategy:
     name: ClassVar[str] = ""
     group: ClassVar[str] = GROUP_TABLE
     kind: ClassVar[str] = ""  # strategies of one kind restore from the same bytes
-    warmup: ClassVar[int] = 2
+    warmup: ClassVar[int] = 1  # saves until its buffers and processes are there
     mapped: ClassVar[bool] = False  # its files are mapped into this process
     copies: ClassVar[float] = 2.0  # of the state, in memory and files together, at most
     shared: ClassVar[bool] = True  # saves where all others do
@@ -107,18 +107,6 @@ def need(module: str, package: str = "") -> None:
     """Raise UnavailableError if *module* is not installed."""
     if find_spec(module) is None:
         raise UnavailableError(f"{package or module} is not installed")
-
-
-class Nothing(Strategy):
-    """No checkpoints: the plain step."""
-
-    name, kind, warmup, copies = "none", "", 1, 0.0
-
-    def save(self, step: int) -> None:
-        """Save nothing."""
-
-    def restore(self) -> int:
-        return 0
 
 
 class TorchSave(Strategy):

@@ -142,7 +142,7 @@ def load_tensors(strategy: Strategy, tensors: dict[str, Tensor], groups: Any) ->
 class PcCheck(Strategy):
     """Chunks of two copies on their way to three slots; see above."""
 
-    name, kind, copies = "pccheck-style", "pccheck", 5.1
+    name, kind, copies, warmup = "pccheck-style", "pccheck", 5.1, IN_FLIGHT + 1
 
     def open(self) -> None:
         self._file = os.open(self.folder / "slots", os.O_RDWR | os.O_CREAT, 0o600)
