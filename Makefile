@@ -14,6 +14,8 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 ROUNDS ?= 2000
 FUZZ_SECONDS ?= 600
+MODEL ?=
+BENCH_FLAGS ?=
 CLANG ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | sort -V | tail -n 1)
 CTEST_FLAGS ?=
 PYTEST_FLAGS ?=
@@ -21,6 +23,8 @@ PYTEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+BENCHED := $(VENV)/benched
+MODELS := resnet18 vgg16 inception_v3 alexnet gpt2 bert
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/include/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
@@ -31,10 +35,10 @@ PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup build demo test quick soak fsdax lint format tsan asan crash bench clean
-.PHONY: python-ready tests-ready fuzz gpu gpu-wheels
+.PHONY: python-ready tests-ready fuzz gpu gpu-wheels bench-engine bench-smoke
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: tests-ready $(INSTALLED) ## make .venv and install the package into it
 
@@ -125,11 +129,28 @@ gpu-wheels: ## what make gpu needs where there is no network, in build/gpu-wheel
 	rm -rf build/gpu-wheels
 	$(PYTHON) -m pip --disable-pip-version-check wheel -q -w build/gpu-wheels . $(GPU_PACKAGES)
 
-bench: $(INSTALLED) ## measure the engine; appends a line to bench/results/engine.ndjson
+# The six models with a checkpoint in every step; then a small one, which is also killed, and saved
+# every 10 and 100 steps; then sizes. With MODEL=gpt2: that one only.
+bench: $(BENCHED) ## every model beside what users take instead, and the report; under an hour
+	for model in $(or $(MODEL),$(MODELS)); do \
+	  $(BIN)/python bench/$$model.py $(BENCH_FLAGS) || exit 1; done
+ifeq ($(MODEL),)
+	$(BIN)/python bench/small.py --kills 20 $(BENCH_FLAGS)
+	$(BIN)/python bench/small.py --every 10 --steps 30 --rounds 2 --strategies table --no-recovery
+	$(BIN)/python bench/small.py --every 100 --steps 100 --rounds 1 --strategies table --no-recovery
+	$(BIN)/python bench/scale.py
+endif
+	$(BIN)/python bench/report.py
+
+bench-engine: $(INSTALLED) ## the engine beside plain copies; appends to bench/results/engine.ndjson
 	$(BIN)/python bench/engine.py
 
+bench-smoke: $(BENCHED) ## all scripts of the benchmark on tiny models; under two minutes
+	rm -rf build/bench-smoke
+	$(BIN)/python bench/smoke.py build/bench-smoke
+
 clean: ## remove what was built, but not .venv
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(INSTALLED)
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(INSTALLED) $(BENCHED)
 	find $(PYTHON_DIRS) -name __pycache__ -prune -exec rm -rf {} +
 
 # $(call need,CHECKS): runs shell lines of the form `try PACKAGE COMMAND...` and installs the Debian
@@ -178,6 +199,15 @@ $(INSTALLED): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install $(quiet) -c constraints.txt --no-build-isolation \
 	  --config-settings=cmake.define.LIGHTCKPT_WERROR=ON -e '.[demo,lint,test]'
 	touch $@
+
+# What the benchmark compares with, and its models: pyproject's extra of that name. Beside a CPU
+# build of torch its torchvision takes no CUDA: see bench/workloads.py.
+$(BENCHED): $(INSTALLED)
+	$(PIP) install -q -c constraints.txt $$($(BIN)/python -c '$(bench_packages)')
+	touch $@
+
+bench_packages = import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  print(*project["optional-dependencies"]["bench"])
 
 comma := ,
 

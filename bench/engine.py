@@ -6,7 +6,7 @@ M is the time of one plain non-temporal copy of the whole state between warm buf
 threads as the store has workers; T is the plain training step. Both are measured in the same run
 and in turns with what they are compared with, since any number here is only as good as the moment:
 the line that is recorded has medians with their tenth and ninetieth percentiles. Appends one line
-to bench/results/engine.ndjson (or --results).
+to bench/results/engine.ndjson (or --results). The models beside other libraries are in harness.py.
 
 Workload: the demo's byte-level GPT with AdamW (10.8 M parameters, 130 MB of state), batch 4 x 96.
 """

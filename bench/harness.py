@@ -1,0 +1,319 @@
+"""One benchmark run: every strategy in turn on one model, in one process, and the line it leaves.
+
+A round is each strategy once, in a random order that the seed gives. A block of a strategy is: open
+in an empty folder, steps to warm up that do not count, counted steps, drain, close. Before and
+after each block stands one of plain steps, and before that one the copy limit is measured: M is a
+plain non-temporal copy of as many bytes as the state has, between warm buffers, by all cores.
+
+In its first round each strategy also saves once alone, with nothing trained beside; then all
+tensors are overwritten, it restores, and every byte is compared with what was saved.
+"""
+
+import random
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+
+import catalog
+import figures
+import kills
+import record
+from arguments import Options
+from lightckpt import _core
+from memory import Watch, settle
+from state import digest, scramble, state_bytes
+from strategies import Strategy, UnavailableError, empty
+from workloads import Workload, build
+
+PLAIN_STEPS, PLAIN_WARMUP = 3, 1
+WARMUP_STEPS_MAX = 100
+COPY_BYTES_MAX = 512 << 20
+MEMORY_SPARE_BYTES = 1 << 30
+BLOCK_SECONDS_MAX = 25.0  # a block that is so slow counts fewer steps, at least one
+TIMELINE_STEPS = 4
+CONSOLE_COLUMNS = 140
+ALONE_MAX, ALONE_SECONDS = 5, 3.0  # saves with nothing beside them, for so long at most
+PREFIX = "lightckpt-bench-"
+
+Say = Callable[[str], None]
+
+
+class Bench:
+    """A run on one model.
+
+    Args:
+        say: told what happens, in one line each.
+    """
+
+    def __init__(self, options: Options, folder: Path, workload: Workload, say: Say) -> None:
+        self.options, self.folder, self.workload, self.say = options, folder, workload, say
+        self.step = 0
+        for _ in range(PLAIN_WARMUP + 1):
+            self._plain_step()
+        self.bytes = state_bytes(workload.state())
+
+    # -- plain steps ---------------------------------------------------------------------------
+
+    def _plain_step(self) -> float:
+        self.step += 1
+        begin = time.perf_counter()
+        self.workload.step()
+        return time.perf_counter() - begin
+
+    def plain(self) -> list[float]:
+        """Return the seconds of some plain steps, after one that does not count."""
+        for _ in range(PLAIN_WARMUP):
+            self._plain_step()
+        return [self._plain_step() for _ in range(PLAIN_STEPS)]
+
+    def copy_seconds(self) -> float:
+        """Return M: the seconds of a plain copy of the whole state, by all cores."""
+        size = min(self.bytes, COPY_BYTES_MAX)
+        took = min(_core.calibrate(size) for _ in range(2)) / 1e9
+        return took * self.bytes / size
+
+    # -- blocks --------------------------------------------------------------------------------
+
+    def fits(self, strategy: type[Strategy]) -> None:
+        """Raise UnavailableError where *strategy* would need more memory than there is."""
+        needed = int(strategy.copies * self.bytes) + MEMORY_SPARE_BYTES
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise UnavailableError(
+                f"it would take about {needed / 2**30:.1f} GiB of memory and files; "
+                f"{free / 2**30:.1f} are free"
+            )
+
+    def block(self, kind: type[Strategy], *, first: bool) -> dict[str, Any]:
+        """Run one block of a strategy; *first* also has it save alone and restore."""
+        self.fits(kind)
+        self.folder.mkdir(exist_ok=True)
+        empty(self.folder)
+        strategy = kind(self.folder, self.workload, self.options.every)
+        began = time.perf_counter()
+        settle()
+        watch = Watch(self.folder, mapped=kind.mapped)
+        try:
+            self._plain_step()
+            watch.plain_ends()
+            base = self.step
+            strategy.open()
+            with _closed(strategy):
+                for _ in range(self._warmup(kind)):
+                    self._saved_step(strategy, base)
+                memory = watch.stop()
+                block = self._steps(strategy, base, began)
+                strategy.drain()
+                if first:
+                    block["alone"] = self._alone(strategy, base)
+        finally:
+            watch.stop()
+        empty(self.folder)
+        return block | {"extra_memory_bytes": memory, "media_bytes": watch.media_bytes}
+
+    def _warmup(self, kind: type[Strategy]) -> int:
+        """Return the steps before those that count: as many saves as *kind* wants, or nearly."""
+        every = self.options.every
+        return max(every, min(kind.warmup * every, WARMUP_STEPS_MAX))
+
+    def _steps(self, strategy: Strategy, base: int, began: float) -> dict[str, Any]:
+        """Train the counted steps of a block that began at *began*."""
+        every = self.options.every
+        wanted = self.options.steps if every == 1 else max(1, self.options.steps // every) * every
+        # What steps take from here on is known by now; a slow block stops early.
+        steps, stalls, saves, self.workload.phases = [], [], [], []
+        strategy.stall()
+        for index in range(wanted):
+            took, stall = self._saved_step(strategy, base)
+            steps.append(took)
+            stalls.append(stall)
+            saves.append(time.monotonic_ns())
+            late = time.perf_counter() - began > BLOCK_SECONDS_MAX
+            if late and (index + 1) % every == 0:
+                break
+        phases = [[*phase, end] for phase, end in zip(self.workload.phases, saves, strict=True)]
+        return {"steps": steps, "stalls": stalls, "timeline": _timeline(phases, strategy)}
+
+    def _saved_step(self, strategy: Strategy, base: int) -> tuple[float, float]:
+        """Train one step with *strategy*; return its seconds and those that training waited."""
+        self.step += 1
+        stalled = 0.0
+
+        def before_update() -> None:
+            nonlocal stalled
+            begin = time.perf_counter()
+            strategy.before_update()
+            stalled += time.perf_counter() - begin
+
+        begin = time.perf_counter()
+        self.workload.step(before_update)
+        saving = time.perf_counter()
+        strategy.after_step(self.step - base)
+        end = time.perf_counter()
+        return end - begin, stalled + end - saving + strategy.stall()
+
+    def _alone(self, strategy: Strategy, base: int) -> dict[str, Any]:
+        """Save with nothing beside it, and restore what was saved over scrambled tensors."""
+        stalls, persists = [], []
+        began = time.perf_counter()
+        most = 1 if self.options.smoke else ALONE_MAX
+        while not persists or (
+            len(persists) < most and time.perf_counter() - began < ALONE_SECONDS
+        ):
+            stall, persist = self._save_alone(strategy, base)
+            stalls.append(stall)
+            persists.append(persist)
+        saved = digest(self.workload.state())
+        scramble(self.workload.state())
+        begin = time.perf_counter()
+        found = strategy.restore()
+        restored = time.perf_counter() - begin
+        same = digest(self.workload.state()) == saved
+        if not same or found != self.step - base:
+            raise AssertionError(
+                f"{strategy.name} saved step {self.step - base} and restored step {found}, "
+                f"{'the same' if same else 'other'} bytes"
+            )
+        return {"stalls": stalls, "persists": persists, "restore_s": restored, "verified": True}
+
+    def _save_alone(self, strategy: Strategy, base: int) -> tuple[float, float]:
+        """Save once; return the seconds until the call returned, and until it was durable."""
+        while (self.step + 1 - base) % self.options.every:
+            self._saved_step(strategy, base)
+        self.step += 1
+        self.workload.step(strategy.before_update)
+        begin = time.perf_counter()
+        strategy.after_step(self.step - base)
+        returned = time.perf_counter()
+        strategy.drain()
+        return returned - begin, time.perf_counter() - begin
+
+
+def _timeline(phases: list[list[int]], strategy: Strategy) -> dict[str, Any]:
+    """Return the first steps' phases, and what was persisted beside them, in ms from the first."""
+    phases = phases[:TIMELINE_STEPS]
+    first, last = phases[0][0], phases[-1][-1]
+    beside = [span for span in strategy.persists() if span[1] > first and span[0] < last]
+    return {
+        "steps": [[(at - first) / 1e6 for at in phase] for phase in phases],
+        "persists": [[(at - first) / 1e6 for at in span] for span in beside],
+    }
+
+
+@contextmanager
+def _closed(strategy: Strategy) -> Iterator[None]:
+    """Close *strategy* at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        strategy.close()
+
+
+def measure(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Run rounds until there are enough or the time is over; return blocks by strategy."""
+    options, say = bench.options, bench.say
+    chosen, missing = catalog.choose(options.strategies, state_bytes=bench.bytes)
+    entries: dict[str, dict[str, Any]] = {
+        name: {"blocks": []} for name in catalog.NAMES if name in chosen
+    } | {name: {"missing": reason} for name, reason in missing.items()}
+    order = random.Random(options.seed)
+    began = time.monotonic()
+    plain = bench.plain()
+    for number in range(options.rounds):
+        if number and time.monotonic() - began > options.budget_s:
+            break
+        names = [name for name in chosen if "missing" not in entries[name]]
+        order.shuffle(names)
+        for name in names:
+            copy = bench.copy_seconds()
+            try:
+                block = bench.block(chosen[name], first=number == 0)
+            except UnavailableError as reason:
+                entries[name] = {"missing": str(reason)}
+                say(f"{name}: not run: {reason}")
+                plain = bench.plain()
+                continue
+            after = bench.plain()
+            block |= {"round": number, "copy_s": copy, "plain_before": plain, "plain_after": after}
+            plain = after
+            if number:  # one is enough to look at
+                del block["timeline"]
+            entries[name]["blocks"].append(block)
+            added = median(block["steps"]) - figures.plain_seconds(block)
+            say(f"round {number + 1}: {name}: {1e3 * added:+.0f} ms a step")
+    for entry in entries.values():
+        if entry.get("blocks"):
+            entry["figures"] = figures.summarise(
+                entry["blocks"], every=options.every, state_bytes=bench.bytes
+            )
+    return entries
+
+
+def run(options: Options) -> int:
+    """Run the benchmark of *options* and append its line; returns the exit status."""
+    console = Console(highlight=False, width=CONSOLE_COLUMNS)
+    if "list" in options.strategies:
+        for name, reason in catalog.listing():
+            console.print(f"{name}: {reason or 'can run here'}")
+        return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
+        console.print("bench: --device cuda: torch finds no GPU here; nothing was measured")
+        return 2
+
+    def say(words: str) -> None:
+        console.print(words)
+        console.file.flush()  # so that who looks at a log sees it
+
+    began = time.monotonic()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
+    torch.set_num_threads(psutil.cpu_count() or 1)
+    workload = build(options.model, device=options.device, smoke=options.smoke, seed=options.seed)
+    folder = Path(tempfile.mkdtemp(dir=options.folder, prefix=PREFIX))
+    try:
+        bench = Bench(options, folder / "block", workload, say)
+        entries = measure(bench)
+        line = _line(options, bench, entries)
+        del bench, workload  # lives need the room
+        if options.recovery or options.kills:
+            line |= kills.run_all(options, entries, folder, say)
+        line["seconds"] = time.monotonic() - began
+        record.append(options.results, line)
+    finally:
+        shutil.rmtree(folder)
+    catalog.show(console, line)
+    return 0
+
+
+def _line(options: Options, bench: Bench, entries: dict[str, Any]) -> dict[str, Any]:
+    blocks = [block for entry in entries.values() for block in entry.get("blocks", ())]
+    plain = [step for block in blocks for step in block["plain_before"]]
+    line = record.make_line(
+        "model",
+        options.command,
+        model=options.model,
+        smoke=options.smoke,
+        parameters={
+            "device": options.device,
+            "every": options.every,
+            "seed": options.seed,
+            "folder": str(options.folder),
+            "threads": torch.get_num_threads(),
+            "state_bytes": bench.bytes,
+            **bench.workload.facts,
+        },
+        plain_step_s=figures.spread(plain),
+        copy_s=figures.spread([block["copy_s"] for block in blocks]),
+        strategies=entries,
+    )
+    line["comparison"] = figures.compare(line)
+    return line
