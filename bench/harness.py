@@ -35,14 +35,14 @@ from state import digest, scramble, state_bytes
 from strategies import Strategy, UnavailableError, empty
 from workloads import Workload, build
 
-PLAIN_STEPS, PLAIN_WARMUP = 3, 1
+PLAIN_STEPS, PLAIN_WARMUP = 2, 1
 WARMUP_STEPS_MAX = 100
-COPY_BYTES_MAX = 512 << 20
+COPY_BYTES_MAX = 256 << 20
 MEMORY_SPARE_BYTES = 1 << 30
-BLOCK_SECONDS_MAX = 25.0  # a block that is so slow counts fewer steps, at least one
+BLOCK_SECONDS_MAX = 18.0  # a block that is so slow counts fewer steps, at least one
 TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
-ALONE_MAX, ALONE_SECONDS = 5, 3.0  # saves with nothing beside them, for so long at most
+ALONE_MAX, ALONE_SECONDS = 5, 2.0  # saves with nothing beside them, for so long at most
 PREFIX = "lightckpt-bench-"
 
 Say = Callable[[str], None]
@@ -235,6 +235,7 @@ def measure(bench: Bench) -> dict[str, dict[str, Any]]:
         names = [name for name in chosen if "missing" not in entries[name]]
         order.shuffle(names)
         for name in names:
+            entered = time.monotonic()
             copy = bench.copy_seconds()
             try:
                 block = bench.block(chosen[name], first=number == 0)
@@ -244,13 +245,20 @@ def measure(bench: Bench) -> dict[str, dict[str, Any]]:
                 plain = bench.plain()
                 continue
             after = bench.plain()
-            block |= {"round": number, "copy_s": copy, "plain_before": plain, "plain_after": after}
+            block |= {
+                "seconds": time.monotonic() - entered,
+                "round": number,
+                "copy_s": copy,
+                "plain_before": plain,
+                "plain_after": after,
+            }
             plain = after
             if number:  # one is enough to look at
                 del block["timeline"]
             entries[name]["blocks"].append(block)
             added = median(block["steps"]) - figures.plain_seconds(block)
-            say(f"round {number + 1}: {name}: {1e3 * added:+.0f} ms a step")
+            took = f"{1e3 * added:+.0f} ms a step; {block['seconds']:.0f} s"
+            say(f"round {number + 1}: {name}: {took}")
     for entry in entries.values():
         if entry.get("blocks"):
             entry["figures"] = figures.summarise(
@@ -285,7 +293,8 @@ def run(options: Options) -> int:
         line = _line(options, bench, entries)
         del bench, workload  # lives need the room
         if options.recovery or options.kills:
-            line |= kills.run_all(options, entries, folder, say)
+            size = line["parameters"]["state_bytes"]
+            line |= kills.run_all(options, entries, folder, say, state_bytes=size)
         line["seconds"] = time.monotonic() - began
         record.append(options.results, line)
     finally:
