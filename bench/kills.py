@@ -27,7 +27,7 @@ SILENCE_SECONDS_MAX = 240.0
 OUTCOMES = ("new", "old", "nothing", "mixture")
 LARGE_BYTES = 1 << 30
 # Of large states only these are killed: others take minutes, and their restore is timed in blocks.
-KINDS_OF_LARGE = ("lightckpt", "torch.save", "safetensors", "dcp", "checkfreq")
+KINDS_OF_LARGE = ("lightckpt", "torch.save", "checkfreq")
 STEPS_BEFORE_KILL = 2  # at least so many saves are begun in a life before the one that is hit
 HERE = str(Path(__file__).parent)
 
