@@ -11,6 +11,8 @@ tensors are overwritten, it restores, and every byte is compared with what was s
 
 import random
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -287,6 +289,8 @@ def run(options: Options) -> int:
         console.file.flush()  # so that who looks at a log sees it
 
     began = time.monotonic()
+    # timeout and the like end it as an error would, or gigabytes of files stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
     torch.set_num_threads(psutil.cpu_count() or 1)
     workload = build(options.model, device=options.device, smoke=options.smoke, seed=options.seed)
