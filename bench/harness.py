@@ -11,6 +11,8 @@ tensors are overwritten, it restores, and every byte is compared with what was s
 
 import random
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -35,14 +37,15 @@ from state import digest, scramble, state_bytes
 from strategies import Strategy, UnavailableError, empty
 from workloads import Workload, build
 
-PLAIN_STEPS, PLAIN_WARMUP = 3, 1
+PLAIN_STEPS, PLAIN_WARMUP = 2, 1
 WARMUP_STEPS_MAX = 100
-COPY_BYTES_MAX = 512 << 20
+COPY_BYTES_MAX = 256 << 20
 MEMORY_SPARE_BYTES = 1 << 30
-BLOCK_SECONDS_MAX = 25.0  # a block that is so slow counts fewer steps, at least one
+BLOCK_SECONDS_MAX = 18.0  # a block that is so slow counts fewer steps, at least one
+LARGE_BYTES, STEPS_OF_LARGE = 1 << 30, 2  # or a model of 1.5 GB takes too long
 TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
-ALONE_MAX, ALONE_SECONDS = 5, 3.0  # saves with nothing beside them, for so long at most
+ALONE_MAX, ALONE_SECONDS = 5, 2.0  # saves with nothing beside them, for so long at most
 PREFIX = "lightckpt-bench-"
 
 Say = Callable[[str], None]
@@ -129,7 +132,10 @@ class Bench:
     def _steps(self, strategy: Strategy, base: int, began: float) -> dict[str, Any]:
         """Train the counted steps of a block that began at *began*."""
         every = self.options.every
-        wanted = self.options.steps if every == 1 else max(1, self.options.steps // every) * every
+        counted = self.options.steps
+        if self.bytes > LARGE_BYTES:
+            counted = min(counted, STEPS_OF_LARGE)
+        wanted = counted if every == 1 else max(1, counted // every) * every
         # What steps take from here on is known by now; a slow block stops early.
         steps, stalls, saves, self.workload.phases = [], [], [], []
         strategy.stall()
@@ -235,6 +241,7 @@ def measure(bench: Bench) -> dict[str, dict[str, Any]]:
         names = [name for name in chosen if "missing" not in entries[name]]
         order.shuffle(names)
         for name in names:
+            entered = time.monotonic()
             copy = bench.copy_seconds()
             try:
                 block = bench.block(chosen[name], first=number == 0)
@@ -244,13 +251,20 @@ def measure(bench: Bench) -> dict[str, dict[str, Any]]:
                 plain = bench.plain()
                 continue
             after = bench.plain()
-            block |= {"round": number, "copy_s": copy, "plain_before": plain, "plain_after": after}
+            block |= {
+                "seconds": time.monotonic() - entered,
+                "round": number,
+                "copy_s": copy,
+                "plain_before": plain,
+                "plain_after": after,
+            }
             plain = after
             if number:  # one is enough to look at
                 del block["timeline"]
             entries[name]["blocks"].append(block)
             added = median(block["steps"]) - figures.plain_seconds(block)
-            say(f"round {number + 1}: {name}: {1e3 * added:+.0f} ms a step")
+            took = f"{1e3 * added:+.0f} ms a step; {block['seconds']:.0f} s"
+            say(f"round {number + 1}: {name}: {took}")
     for entry in entries.values():
         if entry.get("blocks"):
             entry["figures"] = figures.summarise(
@@ -275,6 +289,8 @@ def run(options: Options) -> int:
         console.file.flush()  # so that who looks at a log sees it
 
     began = time.monotonic()
+    # timeout and the like end it as an error would, or gigabytes of files stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
     torch.set_num_threads(psutil.cpu_count() or 1)
     workload = build(options.model, device=options.device, smoke=options.smoke, seed=options.seed)
@@ -285,7 +301,8 @@ def run(options: Options) -> int:
         line = _line(options, bench, entries)
         del bench, workload  # lives need the room
         if options.recovery or options.kills:
-            line |= kills.run_all(options, entries, folder, say)
+            size = line["parameters"]["state_bytes"]
+            line |= kills.run_all(options, entries, folder, say, state_bytes=size)
         line["seconds"] = time.monotonic() - began
         record.append(options.results, line)
     finally:

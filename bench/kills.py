@@ -25,6 +25,9 @@ from typing import Any
 
 SILENCE_SECONDS_MAX = 240.0
 OUTCOMES = ("new", "old", "nothing", "mixture")
+LARGE_BYTES = 1 << 30
+# Of large states only these are killed: others take minutes, and their restore is timed in blocks.
+KINDS_OF_LARGE = ("lightckpt", "torch.save", "checkfreq")
 STEPS_BEFORE_KILL = 2  # at least so many saves are begun in a life before the one that is hit
 HERE = str(Path(__file__).parent)
 
@@ -273,7 +276,12 @@ def discard(job: Job) -> None:
 
 
 def run_all(
-    options: Any, entries: dict[str, dict[str, Any]], folder: Path, say: Any
+    options: Any,
+    entries: dict[str, dict[str, Any]],
+    folder: Path,
+    say: Any,
+    *,
+    state_bytes: int,
 ) -> dict[str, Any]:
     """Add recovery, and the kill matrix if it is asked for, to *entries*; return common facts."""
     import catalog
@@ -286,7 +294,8 @@ def run_all(
         job = Job(options.model, name, folder / name, options.smoke, options.seed, options.device)
         job.folder.mkdir()
         kind = catalog.by_name(name).kind
-        if options.recovery and kind and kind not in seen:
+        large = state_bytes > LARGE_BYTES and kind not in KINDS_OF_LARGE
+        if options.recovery and kind and kind not in seen and not large:
             seen.add(kind)
             entry["recovery"] = recover(job)
             discard(job)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _async_process_executor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -203,6 +204,9 @@ class DcpProcess(DcpThread):
         super().close()
         self._stager.close()
         torch.distributed.destroy_process_group()
+        # It ends with its last reference, and there is no other way to end it; left alone it keeps
+        # what it has received.
+        _async_process_executor._CHECKPOINT_PROCESS = None
 
 
 class TorchCheckpointing(Folders):

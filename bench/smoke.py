@@ -34,7 +34,7 @@ def main() -> int:
     scripts = [
         ("small", *model, "--strategies", "all", "--no-recovery"),
         ("small", *model, "--strategies", KILLED, "--kills", "1"),
-        *((name, *model, *few) for name in MODELS),
+        *((name, *model, "--no-recovery", "--strategies", "lightckpt") for name in MODELS),
         ("small", *model, *few, "--every", "2", "--steps", "4"),
         ("scale", "--smoke", "--results", str(folder / "scale.ndjson")),
         ("report", "--smoke", "--results", str(folder), "--output", str(folder / "report")),
