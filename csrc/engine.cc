@@ -80,6 +80,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   written_.assign(attempt_.layout->chunk_count, false);
   chunks_written_ = 0;
   changed_ = false;
+  unchecked_ = {};
   return {};
 }
 

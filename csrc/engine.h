@@ -202,6 +202,7 @@ class Engine {
 
   bool attempt_open_ = false;
   bool dropping_ = false;
+  Status unchecked_;         // why a check of the attempt could not be made
   bool changed_ = false;     // a check of the attempt found other bytes
   bool committing_ = false;  // queued: the attempt takes no more writes, and no second commit
   Attempt attempt_;

@@ -171,6 +171,9 @@ Status Engine::commit_attempt(Bytes host) {
   {
     std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;
+    if (!unchecked_.ok()) {
+      return {Code::kIo, "what was copied could not be checked: " + unchecked_.message()};
+    }
     if (changed_) {
       return {Code::kChanged, "what was copied differs from its checksums: the version is dropped"};
     }

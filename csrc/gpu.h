@@ -79,7 +79,8 @@ class Gpu {
   std::vector<Aside> asides_;  // one per batch of an attempt, used again by the next
   size_t next_aside_ = 0;
   CudaRegistration registration_;
-  Status reach_{Code::kNotFound, "the media has not been registered"};
+  // What stands until `cover` is called.
+  Status reach_{Code::kIo, "the store is a plain file: msync does not hear of what a GPU writes"};
   uint64_t ring_bytes_ = 0;
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<Mover> mover_;  // ends first

@@ -107,13 +107,15 @@ class Driver:
             self.stats.guard_seconds += time.perf_counter() - begin
 
     def _leave_to_graph(self, name: str) -> None:
-        """A CUDA graph will replay *name*'s update, with no guard before it: copy at boundaries."""
+        """A CUDA graph will replay *name*'s update unguarded: copy at boundaries from now on."""
         self.updates.captured.add(name)
         self._plan = None
-        if (flight := self.flight) is not None:
+        if (flight := self.flight) is None:
+            return
+        with suppress(CheckpointError):  # not left yet: the next begin looks again
             flight.drop("a CUDA graph with an update was captured before it was copied")
-            if flight.dropped:
-                self._count(flight)
+        if flight.dropped:
+            self._count(flight)
 
     def after_update(self, name: str) -> None:
         """Note that *name* has updated its tensors."""
@@ -126,6 +128,7 @@ class Driver:
         """Commit what has been copied, if it is a moment when nothing changes tensors."""
         with self.lock:
             at_home = threading.current_thread() is self._thread
+            at_home = at_home and not gpus.is_capturing()
             if self.flight is not None and at_home and not self.updates.running:
                 try:
                     self.flight.poll()

@@ -81,6 +81,8 @@ class Flight:
         self.layers = plan.layers
         self._coming: list[tuple[int, int]] = []  # device and batch of what no thread waited for
         self._ways: dict[int, Snapshot] = {}
+        # A tensor may be given other memory meanwhile, and the structure lets go of the old one.
+        self._storages = [extent.storage for extent in plan.structure.extents]
         self._lazy = [layer for layer in plan.layers if layer.standing is Standing.LAZY]
 
     def start(self, host: bytes, keep: int) -> None:
@@ -136,9 +138,7 @@ class Flight:
                     continue
                 if not layer.compared and not self.dropped:
                     self._compare(layer)
-                if layer.device != HOST:
-                    self._hold_stream(layer.device, layer.batch)
-                    self._hold_stream(layer.device, layer.check)
+                self._hold_streams(layer)
             self._commit_if_compared()
         except BaseException:
             self.drop("the guard failed")
@@ -203,9 +203,9 @@ class Flight:
         except CheckpointError as error:
             self.dropped = self.dropped or str(error)
             raise
-        self._hear_of_devices()
         self.record.commit_ns = (report.start_ns, report.end_ns)
         self.durable = True
+        self._hear_of_devices()
 
     def copied(self) -> bool:
         """Have all layers been copied? Never waits."""
@@ -237,6 +237,11 @@ class Flight:
         """Let what the current stream is given from now on come after the copies of *batch*."""
         if batch:
             self._store.stream_wait(batch, gpus.current_stream(device), self._timeout)
+
+    def _hold_streams(self, layer: Layer) -> None:
+        if layer.device != HOST:
+            self._hold_stream(layer.device, layer.batch)
+            self._hold_stream(layer.device, layer.check)
 
     def _hear_of_devices(self) -> str:
         """Book what came from GPUs, now that all has; say which tensor changed, if one did."""
@@ -284,6 +289,7 @@ class Flight:
             layer.check = self._submit(Op.CHECK, layer.device, spans)
         bad = self._changed(layer, summed)
         if layer.device != HOST and not bad:
+            self._hold_streams(layer)  # an edit by hand after a wait is no guard's to hold back
             return  # what the check says comes later
         if bad and layer.settled:  # what is edited now may be much more than whose turn it was
             whole = self._submit(Op.CHECK, layer.device, layer.spans)

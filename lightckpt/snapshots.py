@@ -94,9 +94,11 @@ class Snapshots:
         if self._wanted != "auto":
             return
         for trial in self._trials.values():
-            if trial.chosen is Snapshot.DEVICE and isinstance(error, NoSpaceError):
-                trial.chosen = Snapshot.DIRECT if trial.device.direct else Snapshot.HOST
-                trial.why = f"{trial.why}; there is no room to copy aside: {error}"
+            if trial.chosen is Snapshot.HOST or trial.ways == [Snapshot.HOST]:
+                continue
+            aside = trial.chosen is Snapshot.DEVICE and isinstance(error, NoSpaceError)
+            trial.chosen = Snapshot.DIRECT if aside and trial.device.direct else Snapshot.HOST
+            trial.why = f"{trial.why}; the way before it failed: {error}".lstrip("; ")
 
     def report(self) -> list[str]:
         """Say which way each GPU has, and why."""

@@ -78,6 +78,73 @@ TEST_F(CudaEngine, a_store_that_cuda_refuses_is_reached_through_the_ring) {
   EXPECT_TRUE(holds(engine.store(), engine.latest(), state));
 }
 
+// msync does not hear of what a device writes into a file's pages.
+TEST_F(CudaEngine, a_plain_file_is_reached_through_the_ring) {
+  TestEngine engine(1, Granularity::kPage, 64 << 20);
+  DeviceInfo info;
+  ASSERT_TRUE(is_ok(open(&engine, &info)));
+  EXPECT_TRUE(fails(info.direct, Code::kIo, "plain file"));
+  EXPECT_EQ(counted().registrations, 0);
+}
+
+TEST_F(CudaEngine, a_check_that_cannot_be_made_keeps_the_version_from_being_one) {
+  start({.copies_singly = 1});
+  const uint64_t torch = torch_stream();
+  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  ASSERT_TRUE(is_ok(open(&engine)));
+  const Tensors tensors(*driver, kSizes);
+  const State state = State::of(1, kSizes);
+  tensors.take(state);
+  uint64_t batch = 0;
+  uint64_t check = 0;
+  uint64_t commit = 0;
+  ASSERT_TRUE(is_ok(engine.begin(state)));
+  ASSERT_TRUE(is_ok(write(&engine, Snapshot::kDirect, torch, tensors, &batch)));
+  ASSERT_TRUE(is_ok(engine.wait(batch)));
+  fake_cuda_fail("cuMemcpyDtoHAsync", 1, kOutOfMemory);
+  ASSERT_TRUE(is_ok(submit(&engine, Op::kCheck, 0, Snapshot::kHost, torch, tensors, &check)));
+  EXPECT_FALSE(engine.wait(check).ok());
+  EXPECT_FALSE(engine->stream_wait(check, torch, 0).ok()) << "its failure was not told";
+  ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+  EXPECT_TRUE(fails(engine.wait(commit), Code::kIo, "could not be checked"));
+  EXPECT_EQ(engine.listed(), "");
+}
+
+// A check may arrive while a write of the host's is under way: it is finished when that is.
+TEST_F(CudaEngine, a_check_waits_for_a_write_of_the_host) {
+  const uint64_t torch = torch_stream();
+  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  ASSERT_TRUE(is_ok(open(&engine)));
+  const Tensors tensors(*driver, {1000, 1000});
+  const State state = State::of(1, {1000, 1000});
+  tensors.take(state);
+  Gate gate(at_copy);
+  uint64_t on_device = 0;
+  uint64_t on_host = 0;
+  uint64_t check = 0;
+  uint64_t commit = 0;
+  ASSERT_TRUE(is_ok(engine.begin(state)));
+  ASSERT_TRUE(is_ok(engine->submit_on({0, torch, Snapshot::kDirect}, Op::kWrite, 0,
+                                      std::vector<Span>{tensors.spans()[0]}, &on_device)));
+  ASSERT_TRUE(is_ok(engine.wait(on_device)));
+  engine.media->set_trace(&gate);
+  ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans_of(state)[1]}, &on_host)));
+  ASSERT_TRUE(gate.wait_held());
+  ASSERT_TRUE(is_ok(
+      engine->submit_on({0, torch}, Op::kCheck, 0, std::vector<Span>{tensors.spans()[0]}, &check)));
+  Report report;
+  for (const auto start = std::chrono::steady_clock::now(); report.bytes < 1000;) {
+    EXPECT_TRUE(fails(engine->wait(check, 1'000'000, &report), Code::kTimeout));
+    ASSERT_LT(std::chrono::steady_clock::now() - start, kDeadline) << "it has not arrived";
+  }
+  gate.open();
+  ASSERT_TRUE(is_ok(engine.wait(on_host)));
+  EXPECT_TRUE(is_ok(engine.wait(check)));
+  ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+  EXPECT_TRUE(is_ok(engine.wait(commit)));
+  engine.media->set_trace(nullptr);
+}
+
 TEST_F(CudaEngine, a_store_that_grows_is_registered_anew) {
   const uint64_t torch = torch_stream();
   TestEngine engine(2, Granularity::kVolatile, 64 << 20);
