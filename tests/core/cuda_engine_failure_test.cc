@@ -12,7 +12,7 @@ TEST_F(CudaEngine, what_is_given_up_leaves_nothing_under_way) {
   for (const Snapshot how : kAll) {
     start({});
     const uint64_t torch = torch_stream();
-    TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+    TestEngine engine(2, Granularity::kVolatile, 32 << 20);
     ASSERT_TRUE(is_ok(open(&engine)));
     const Tensors tensors(*driver, kSizes);
     const State state = State::of(1, kSizes);
@@ -40,7 +40,7 @@ TEST_F(CudaEngine, the_end_waits_for_what_is_under_way) {
   for (const Snapshot how : kAll) {
     start({});
     const uint64_t torch = torch_stream();
-    auto engine = std::make_unique<TestEngine>(2, Granularity::kVolatile, 64 << 20);
+    auto engine = std::make_unique<TestEngine>(2, Granularity::kVolatile, 32 << 20);
     ASSERT_TRUE(is_ok(open(engine.get())));
     const Tensors tensors(*driver, kSizes);
     const uint64_t gate = fake_cuda_gate(torch);
@@ -57,7 +57,7 @@ TEST_F(CudaEngine, the_end_waits_for_what_is_under_way) {
 TEST_F(CudaEngine, a_store_that_cuda_refuses_is_reached_through_the_ring) {
   start({.refuse_registration = 801});  // CUDA_ERROR_NOT_SUPPORTED
   const uint64_t torch = torch_stream();
-  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  TestEngine engine(2, Granularity::kVolatile, 32 << 20);
   DeviceInfo info;
   ASSERT_TRUE(is_ok(open(&engine, &info)));
   EXPECT_TRUE(fails(info.direct, Code::kIo, "cuMemHostRegister"));
@@ -80,7 +80,7 @@ TEST_F(CudaEngine, a_store_that_cuda_refuses_is_reached_through_the_ring) {
 
 // msync does not hear of what a device writes into a file's pages.
 TEST_F(CudaEngine, a_plain_file_is_reached_through_the_ring) {
-  TestEngine engine(1, Granularity::kPage, 64 << 20);
+  TestEngine engine(1, Granularity::kPage, 32 << 20);
   DeviceInfo info;
   ASSERT_TRUE(is_ok(open(&engine, &info)));
   EXPECT_TRUE(fails(info.direct, Code::kIo, "plain file"));
@@ -90,7 +90,7 @@ TEST_F(CudaEngine, a_plain_file_is_reached_through_the_ring) {
 TEST_F(CudaEngine, a_check_that_cannot_be_made_keeps_the_version_from_being_one) {
   start({.copies_singly = 1});
   const uint64_t torch = torch_stream();
-  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  TestEngine engine(2, Granularity::kVolatile, 32 << 20);
   ASSERT_TRUE(is_ok(open(&engine)));
   const Tensors tensors(*driver, kSizes);
   const State state = State::of(1, kSizes);
@@ -113,7 +113,7 @@ TEST_F(CudaEngine, a_check_that_cannot_be_made_keeps_the_version_from_being_one)
 // A check may arrive while a write of the host's is under way: it is finished when that is.
 TEST_F(CudaEngine, a_check_waits_for_a_write_of_the_host) {
   const uint64_t torch = torch_stream();
-  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  TestEngine engine(2, Granularity::kVolatile, 32 << 20);
   ASSERT_TRUE(is_ok(open(&engine)));
   const Tensors tensors(*driver, {1000, 1000});
   const State state = State::of(1, {1000, 1000});
@@ -147,7 +147,7 @@ TEST_F(CudaEngine, a_check_waits_for_a_write_of_the_host) {
 
 TEST_F(CudaEngine, a_store_that_grows_is_registered_anew) {
   const uint64_t torch = torch_stream();
-  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  TestEngine engine(2, Granularity::kVolatile, 32 << 20);
   ASSERT_TRUE(is_ok(open(&engine)));
   for (uint64_t step = 1; step <= 3; ++step) {
     const std::vector<uint64_t> sizes = {step * (2 << 20), 100};
@@ -168,7 +168,7 @@ TEST_F(CudaEngine, a_store_that_grows_is_registered_anew) {
 
 TEST_F(CudaEngine, what_makes_no_sense_is_refused) {
   const uint64_t torch = torch_stream();
-  TestEngine engine(1, Granularity::kVolatile, 64 << 20);
+  TestEngine engine(1, Granularity::kVolatile, 32 << 20);
   const Tensors tensors(*driver, kSizes);
   uint64_t batch = 0;
   EXPECT_TRUE(fails(open(&engine, nullptr, 7), Code::kNotFound));
@@ -194,9 +194,9 @@ TEST_F(CudaEngine, a_call_that_fails_costs_one_version_at_most) {
     for (uint64_t nth = 1; calls == 0; ++nth) {
       start({.seed = nth, .delay_us_max = 0});
       const uint64_t torch = torch_stream();
-      TestEngine engine(2, Granularity::kCacheLine, 16 << 20);
+      TestEngine engine(2, Granularity::kCacheLine, 2 << 20);
       ASSERT_TRUE(is_ok(open(&engine)));
-      const std::vector<uint64_t> sizes = {5 << 20, 100, 100};
+      const std::vector<uint64_t> sizes = {100'000, 100, 100};
       const Tensors tensors(*driver, sizes);
       const auto save = [&](uint64_t step) -> Status {
         const State state = State::of(step, sizes);

@@ -9,13 +9,13 @@ namespace {
 
 TEST_F(CudaEngine, a_version_is_what_the_device_had_at_the_boundary) {
   for (const Snapshot how : kAll) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
       start({.seed = seed});
       const uint64_t torch = torch_stream();
-      TestEngine engine(1 + seed % 3, Granularity::kCacheLine, 64 << 20);
+      TestEngine engine(1 + seed % 3, Granularity::kCacheLine, 32 << 20);
       ASSERT_TRUE(is_ok(open(&engine)));
       const Tensors tensors(*driver, kSizes);
-      for (uint64_t step = 1; step <= 3; ++step) {
+      for (uint64_t step = 1; step <= 2; ++step) {
         const State state = State::of(step, kSizes);
         launch(torch, [&] { tensors.take(state); });
         uint64_t batch = 0;
@@ -44,7 +44,7 @@ TEST_F(CudaEngine, a_commit_waits_for_what_is_on_its_way) {
   for (const Snapshot how : {Snapshot::kDirect, Snapshot::kDevice}) {
     start({});
     const uint64_t torch = torch_stream();
-    TestEngine engine(2, Granularity::kCacheLine, 64 << 20);
+    TestEngine engine(2, Granularity::kCacheLine, 32 << 20);
     ASSERT_TRUE(is_ok(open(&engine)));
     const Tensors tensors(*driver, kSizes);
     const State state = State::of(1, kSizes);
@@ -76,7 +76,7 @@ TEST_F(CudaEngine, a_check_that_finds_other_bytes_keeps_the_version_from_being_o
   for (const Snapshot how : kAll) {
     start({});
     const uint64_t torch = torch_stream();
-    TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+    TestEngine engine(2, Granularity::kVolatile, 32 << 20);
     ASSERT_TRUE(is_ok(open(&engine)));
     const Tensors tensors(*driver, kSizes);
     for (const bool edited : {true, false}) {
@@ -116,7 +116,7 @@ TEST_F(CudaEngine, a_wait_left_out_is_found) {
   for (const Snapshot how : kAll) {
     start({.ignore_waits = 1});
     const uint64_t torch = torch_stream();
-    TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+    TestEngine engine(2, Granularity::kVolatile, 32 << 20);
     ASSERT_TRUE(is_ok(open(&engine)));
     const Tensors tensors(*driver, kSizes);
     const State before = State::of(1, kSizes);
@@ -136,7 +136,7 @@ TEST_F(CudaEngine, a_wait_left_out_is_found) {
 TEST_F(CudaEngine, two_devices_share_a_version) {
   start({.devices = 2});
   const uint64_t streams[] = {torch_stream(0), torch_stream(1)};
-  TestEngine engine(2, Granularity::kVolatile, 64 << 20);
+  TestEngine engine(2, Granularity::kVolatile, 32 << 20);
   const std::vector<uint64_t> sizes = {3 << 20, 5 << 20, 100'000};
   State state = State::of(1, sizes);
   const Tensors first(*driver, sizes, 0);
@@ -163,7 +163,7 @@ TEST_F(CudaEngine, two_devices_share_a_version) {
 // What the device wrote is flushed and fenced before the slot that makes it a version.
 TEST_F(CudaEngine, the_media_hears_of_what_the_device_wrote) {
   const uint64_t torch = torch_stream();
-  TestEngine engine(1, Granularity::kCacheLine, 64 << 20);
+  TestEngine engine(1, Granularity::kCacheLine, 32 << 20);
   ASSERT_TRUE(is_ok(open(&engine)));
   const std::vector<uint64_t> sizes = {2 * kChunkBytes + 5, 300};
   const Tensors tensors(*driver, sizes);
