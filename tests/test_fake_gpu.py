@@ -28,10 +28,10 @@ def library(tmp_path_factory):
 @pytest.mark.parametrize("name", ["test_contract", "test_refusals"])
 def test_the_contract_holds_on_a_fake_gpu(library, name):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # Where this process is: another folder may hold another lightckpt.
+    command += ["-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(TESTS.parent)]
     environment = os.environ | {"LIGHTCKPT_FAKE_CUDA": str(library)}
     command.append(str(TESTS / "gpu" / f"{name}.py"))
-    done = subprocess.run(
-        command, env=environment, cwd=TESTS.parent, timeout=280, capture_output=True, text=True
-    )
+    done = subprocess.run(command, env=environment, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert "passed" in done.stdout

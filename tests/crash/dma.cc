@@ -21,14 +21,18 @@ const CudaDriver& driver() {
 }  // namespace
 
 Dma::Dma(Engine* engine) : engine_(engine) {
-  // Lives follow one another: the streams of the one before have ended, and their threads go now.
-  const FakeCudaOptions options = {.delay_us_max = 0};
-  (void)driver();
-  fake_cuda_reset(&options);
   CHECK(driver().init().ok());
   DeviceInfo info;
   CHECK(CudaContext::retain(driver(), 0, &context_).ok());
   CHECK(engine->open_device(driver(), 0, Gpu::kPieceBytes, &info).ok() && info.direct.ok());
+}
+
+Dma::~Dma() {
+  memory_.clear();
+  context_.reset();
+  // The streams of this life have ended, and their threads go with them.
+  const FakeCudaOptions options = {.delay_us_max = 0};
+  fake_cuda_reset(&options);
 }
 
 uint64_t Dma::write(uint32_t extent, Bytes bytes) {

@@ -10,6 +10,9 @@ class Dma {
  public:
   // Makes the engine ready for it. The engine ends before it.
   explicit Dma(Engine* engine);
+  Dma(const Dma&) = delete;
+  Dma& operator=(const Dma&) = delete;
+  ~Dma();
   // Queues one extent of the attempt, from a copy in the device's memory.
   uint64_t write(uint32_t extent, Bytes bytes);
 
