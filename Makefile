@@ -82,7 +82,7 @@ tsan: setup ## the C++ tests under ThreadSanitizer
 # In an environment of its own, which borrows the other's packages: a folder named in a .pth brings
 # them without the hook of the editable install. It starts where no lightckpt/ lies beside. Tests
 # that kill or boot bring their own processes, the decoders' limit their memory, and those of
-# pypmemobj run nothing that we compiled.
+# pypmemobj and the benchmark run nothing, or nothing else, that we compiled.
 asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about three minutes
 	$(BIN)/python -m venv --without-pip build/asan-python
 	$(BIN)/python -c '$(packages)' > "$$(build/asan-python/bin/python -c '$(packages)')/borrowed.pth"
@@ -93,7 +93,8 @@ asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about t
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so.6)" \
 	  bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider \
 	  -m "not kill and not conformance and not fsdax" --ignore ../../tests/test_tidy.py \
-	  --ignore ../../tests/pmdk --ignore ../../tests/fuzz $(PYTEST_FLAGS) ../../tests
+	  --ignore ../../tests/pmdk --ignore ../../tests/fuzz --ignore ../../tests/test_bench.py \
+	  $(PYTEST_FLAGS) ../../tests
 
 packages = import sysconfig; print(sysconfig.get_path("purelib"))
 
