@@ -145,12 +145,13 @@ TEST_P(EngineStress, random_lives_with_random_delays_lose_and_mix_nothing) {
   const uint64_t begin = first_seed();
   for (uint64_t seed = begin; seed < begin + 3; ++seed) {
     SCOPED_TRACE("LIGHTCKPT_STRESS_SEED=" + std::to_string(seed));
+    Delays delays(seed);
     TestEngine engine(GetParam(), seed % 2 == 0 ? Granularity::kPage : Granularity::kVolatile);
+    // Before anything is written: an early drain of that may still be running when it is committed.
+    engine.media->set_trace(&delays);
     const State first = State::of(0, {30'000, 0, 7, 100'000});
     ASSERT_TRUE(is_ok(engine.save(first)));
     ASSERT_TRUE(is_ok(engine.store()->pin(1, true)));
-    Delays delays(seed);
-    engine.media->set_trace(&delays);
     std::atomic<bool> stop = false;
     {
       std::vector<std::jthread> threads;
@@ -168,7 +169,6 @@ TEST_P(EngineStress, random_lives_with_random_delays_lose_and_mix_nothing) {
       Trainer(&engine, seed).live();
       stop = true;
     }
-    engine.media->set_trace(nullptr);
     EXPECT_TRUE(fails(engine.poll(1 << 20), Code::kNotFound, "never submitted"));
   }
 }
