@@ -134,11 +134,12 @@ class Flight:
         begin = time.monotonic_ns()
         try:
             for layer in self._lazy:
-                if owner not in layer.owners:
+                if owner not in layer.owners or self.dropped:
                     continue
-                if not layer.compared and not self.dropped:
+                if layer.compared:
+                    self._hold_streams(layer)
+                else:
                     self._compare(layer)
-                self._hold_streams(layer)
             self._commit_if_compared()
         except BaseException:
             self.drop("the guard failed")

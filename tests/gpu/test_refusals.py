@@ -2,6 +2,9 @@
 goes on. Method: a driver of our own that is told to refuse.
 """
 
+import ctypes
+import threading
+
 import pytest
 
 from gpu_run import Run, same, stored
@@ -97,3 +100,24 @@ def test_the_doctor_says_which_ways_are_open(fake, folder):
     fake()
     answers = diagnose(folder, measure=False).snapshots
     assert all(answer.startswith("yes") for answer in answers.values())
+
+
+def test_an_edit_before_the_copy_is_through_gives_the_version_up(fake, path):
+    """What is left out of a version that is given up is no failure of the guard."""
+    platform = fake()
+    run = Run(platform, path, snapshot="host", staging=1, on_error="warn")  # a ring of one piece
+    run.train(4)
+    run.checkpointer.wait()
+    gate = platform.lib.fake_cuda_gate(ctypes.c_uint64(platform.stream))
+    run.train(1)
+    platform.add(run.model.p4, 1)
+    opener = threading.Timer(0.3, platform.lib.fake_cuda_open, [ctypes.c_uint64(gate)])
+    opener.start()
+    with pytest.warns(CheckpointWarning, match="p4 changed while it was being copied"):
+        run.train(1)
+    opener.join()
+    expected = run.state()
+    assert run.checkpointer.wait() == 6
+    assert same(stored(path)[1], expected)
+    run.checkpointer.close()
+    platform.finish()
