@@ -88,6 +88,15 @@ Bytes bytes_of(const void* data, uint64_t bytes) {
   return Bytes(static_cast<const std::byte*>(data), bytes);
 }
 
+Status check_op(uint32_t op) {
+  if (op <= LCKPT_COPY) return {};
+  return {Code::kInvalid, "there is no operation " + std::to_string(op)};
+}
+
+std::span<const lightckpt::Span> spans_of(const lckpt_span* spans, uint32_t count) {
+  return {reinterpret_cast<const lightckpt::Span*>(spans), count};
+}
+
 Status open_engine(const char* path, const lckpt_options& options, lckpt_store** store) {
   lightckpt::StoreOptions wanted;
   wanted.read_only = (options.flags & LCKPT_READ_ONLY) != 0;
@@ -273,9 +282,8 @@ int lckpt_begin(lckpt_store* store, uint64_t step, uint32_t keep, const uint64_t
 int lckpt_submit(lckpt_store* store, uint32_t op, uint64_t version, const lckpt_span* spans,
                  uint32_t count, uint64_t* batch) {
   return with_engine(store, [&](Engine& engine) -> Status {
-    if (op > LCKPT_COPY) return {Code::kInvalid, "there is no operation " + std::to_string(op)};
-    const auto* first = reinterpret_cast<const lightckpt::Span*>(spans);
-    return engine.submit(static_cast<lightckpt::Op>(op), version, {first, count}, batch);
+    RETURN_IF_ERROR(check_op(op));
+    return engine.submit(static_cast<lightckpt::Op>(op), version, spans_of(spans, count), batch);
   });
 }
 
@@ -299,14 +307,14 @@ int lckpt_open_device(lckpt_store* store, uint32_t ordinal, uint64_t staging_byt
 int lckpt_submit_on(lckpt_store* store, const lckpt_on_device* on, uint32_t op, uint64_t version,
                     const lckpt_span* spans, uint32_t count, uint64_t* batch) {
   return with_engine(store, [&](Engine& engine) -> Status {
-    if (op > LCKPT_COPY) return {Code::kInvalid, "there is no operation " + std::to_string(op)};
+    RETURN_IF_ERROR(check_op(op));
     if (on->how > LCKPT_DEVICE) {
       return {Code::kInvalid, "there is no way " + std::to_string(on->how) + " out of a device"};
     }
-    const auto* first = reinterpret_cast<const lightckpt::Span*>(spans);
     const lightckpt::OnDevice where = {static_cast<int>(on->ordinal), on->stream,
                                        static_cast<lightckpt::Snapshot>(on->how)};
-    return engine.submit_on(where, static_cast<lightckpt::Op>(op), version, {first, count}, batch);
+    return engine.submit_on(where, static_cast<lightckpt::Op>(op), version, spans_of(spans, count),
+                            batch);
   });
 }
 

@@ -29,7 +29,8 @@ namespace lightckpt {
 
 inline constexpr char kCudaLibrary[] = "libcuda.so.1";
 
-using CudaPointer = uint64_t;                         // CUdeviceptr
+using CudaPointer = uint64_t;  // CUdeviceptr
+inline CudaPointer cuda_pointer(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 using CudaContextHandle = struct CudaContextOpaque*;  // CUcontext
 using CudaStreamHandle = struct CudaStreamOpaque*;    // CUstream: 0 and 1 legacy, 2 per thread
 using CudaEventHandle = struct CudaEventOpaque*;      // CUevent

@@ -19,7 +19,6 @@ constexpr microseconds kPauseMax{1000};
 
 CudaStreamHandle handle_of(uint64_t stream) { return reinterpret_cast<CudaStreamHandle>(stream); }
 
-CudaPointer pointer_to(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
 void* memory_at(CudaPointer pointer) { return reinterpret_cast<void*>(pointer); }
 
 // Calls `each` with the parts of a span that lie in one piece of the host's memory.
@@ -124,7 +123,9 @@ Status CudaDevice::enqueue(CudaStreamHandle stream, const Each& each) {
     if (status.code() != Code::kNotFound) return status;
     copies_many_ = false;
   }
-  for (size_t i = 0; i < count; ++i) RETURN_IF_ERROR(each(targets_[i], sources_[i], sizes_[i]));
+  for (size_t i = 0; i < count; ++i) {
+    RETURN_IF_ERROR(each(targets_[i], sources_[i], sizes_[i], stream));
+  }
   return {};
 }
 
@@ -147,10 +148,7 @@ Status CudaDevice::copy_with(uint32_t lane, uint64_t* number, const Gather& gath
     sources_.clear();
     sizes_.clear();
     gather();
-    const Status status =
-        enqueue(stream, [&](CudaPointer target, CudaPointer source, uint64_t bytes) {
-          return each(target, source, bytes, stream);
-        });
+    const Status status = enqueue(stream, each);
     const Status recorded = context_.driver().event_record(copy->event.get(), stream);
     copy->recorded = recorded.ok();
     return status.ok() ? recorded : status;
@@ -169,7 +167,7 @@ Status CudaDevice::copy_out(uint32_t lane, std::span<const CudaSpan> spans,
   const auto gather = [&] {
     for (const CudaSpan& span : spans) {
       each_part(span, target, [&](CudaPointer device, std::byte* host, uint64_t bytes) {
-        add(pointer_to(host), device, bytes);
+        add(cuda_pointer(host), device, bytes);
       });
     }
   };
@@ -184,7 +182,7 @@ Status CudaDevice::copy_in(uint32_t lane, std::span<const CudaSpan> spans, const
   const auto gather = [&] {
     for (const CudaSpan& span : spans) {
       each_part(span, source, [&](CudaPointer device, std::byte* host, uint64_t bytes) {
-        add(device, pointer_to(host), bytes);
+        add(device, cuda_pointer(host), bytes);
       });
     }
   };

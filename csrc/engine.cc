@@ -79,8 +79,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   table_.assign(attempt_.layout->chunk_count, 0);
   written_.assign(attempt_.layout->chunk_count, false);
   chunks_written_ = 0;
-  changed_ = false;
-  unchecked_ = {};
+  verdict_ = {};
   return {};
 }
 
@@ -241,9 +240,9 @@ Status Engine::commit(Bytes host, uint64_t* number) {
       coming += static_cast<uint64_t>(std::ranges::count_if(queued->chunks, is_new));
     }
     if (coming < table_.size()) {
-      return {gpus_.empty() ? Code::kInvalid : Code::kIo,
-              std::to_string(coming) + " of " + std::to_string(table_.size()) +
-                  " chunks have been written, or are on their way"};
+      if (!verdict_.ok()) return verdict_;
+      return {Code::kInvalid, std::to_string(coming) + " of " + std::to_string(table_.size()) +
+                                  " chunks have been written, or are on their way"};
     }
   }
   batch->op = Op::kCommit;

@@ -172,6 +172,7 @@ class Engine {
   void run_piece(Gpu* gpu, const Piece& piece, std::unique_lock<std::mutex>& lock);
   uint32_t run_parts(Batch* batch, const Piece& piece, std::vector<uint32_t>* bad);
   bool run_staged(Batch* batch, size_t at, std::byte* staged);
+  void judge(const Batch& batch);
   bool awaits_writes(const Batch& check) const;
   void finish_arrived();
   void collect_finished(Gpu* gpu);
@@ -202,8 +203,7 @@ class Engine {
 
   bool attempt_open_ = false;
   bool dropping_ = false;
-  Status unchecked_;         // why a check of the attempt could not be made
-  bool changed_ = false;     // a check of the attempt found other bytes
+  Status verdict_;           // why the attempt may not become a version, though it goes on
   bool committing_ = false;  // queued: the attempt takes no more writes, and no second commit
   Attempt attempt_;
   std::vector<uint32_t> table_;  // of the attempt: workers fill distinct elements

@@ -12,8 +12,6 @@ constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{500};
 constexpr std::chrono::seconds kGrowDeadline{60};
 
-CudaPointer device_pointer(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
-
 // A device writes there, and the media hears of it by dma_done.
 std::byte* place_in(const Media& media, uint64_t offset) {
   return const_cast<std::byte*>(media.view()) + offset;
@@ -28,9 +26,13 @@ Status Engine::open_device(const CudaDriver& driver, int ordinal, uint64_t ring_
     const Gpu* const first = gpus_.empty() ? nullptr : gpus_.front().get();
     std::unique_ptr<Gpu> opened;
     RETURN_IF_ERROR(Gpu::open(driver, ordinal, ring_bytes, first, &opened));
-    // Of what a device writes into a plain file's pages, msync would not hear.
-    if (first == nullptr && store_->media().granularity() != Granularity::kPage) {
-      (void)opened->cover(place_in(store_->media(), 0), store_->media().size());
+    const Media& media = store_->media();
+    if (first == nullptr && media.granularity() == Granularity::kPage) {
+      opened->keep_off({Code::kIo,
+                        "the store is a plain file: msync does not hear of what a GPU "
+                        "writes"});
+    } else if (first == nullptr) {
+      (void)opened->cover(place_in(media, 0), media.size());
     }
     gpu = opened.get();
     std::lock_guard lock(mutex_);
@@ -89,7 +91,7 @@ Status Engine::enqueue_on(Gpu* gpu, const OnDevice& on, std::unique_ptr<Batch> b
     for (size_t at = batch->firsts[i]; at < end; ++at) span.bytes += batch->chunks[at].bytes;
     if (span.bytes > 0) {
       const Chunk& first = batch->chunks[batch->firsts[i]];
-      span.device = device_pointer(first.memory);
+      span.device = cuda_pointer(first.memory);
       span.place = place_in(store_->media(), first.offset);
     }
     spans.push_back(span);
@@ -275,14 +277,24 @@ void Engine::finish_arrived() {
       const Chunk& chunk = batch->chunks[at];
       if (batch->sums[at] != batch->table[chunk.index]) note_bad(batch, chunk.extent);
     }
-    // One that could not look vouches for nothing.
-    if (!batch->status.ok() && batch->op == Op::kCheck && batch->table == table_.data()) {
-      unchecked_ = batch->status;
-    }
+    judge(*batch);
     finish(batch);
   }
   // A commit may have waited for one of them, or the end.
   has_work_.notify_all();
+}
+
+// With the mutex held. Who commits has not waited for what comes from a device, nor looked at it.
+void Engine::judge(const Batch& batch) {
+  if (batch.table != table_.data()) return;  // not of the attempt
+  if (!batch.status.ok()) {
+    const char* const what = batch.op == Op::kCheck ? "what was copied could not be checked: "
+                                                    : "a copy from a device failed: ";
+    verdict_ = {Code::kIo, what + batch.status.message()};
+  } else if (batch.report.bad_count > 0 && verdict_.ok()) {
+    verdict_ = {Code::kChanged,
+                "what was copied differs from its checksums: the version is dropped"};
+  }
 }
 
 // With the mutex held.

@@ -103,10 +103,6 @@ void Engine::note_bad(Batch* batch, uint32_t extent) {
   Report& report = batch->report;
   if (report.bad_count < report.bad.size()) report.bad[report.bad_count] = extent;
   ++report.bad_count;
-  // Who commits has not waited for what comes from a device.
-  if (batch->gpu != nullptr && batch->op == Op::kCheck && batch->table == table_.data()) {
-    changed_ = true;
-  }
 }
 
 void Engine::run_chunks(Batch* batch, size_t begin, size_t end) {
@@ -171,12 +167,7 @@ Status Engine::commit_attempt(Bytes host) {
   {
     std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;
-    if (!unchecked_.ok()) {
-      return {Code::kIo, "what was copied could not be checked: " + unchecked_.message()};
-    }
-    if (changed_) {
-      return {Code::kChanged, "what was copied differs from its checksums: the version is dropped"};
-    }
+    if (!verdict_.ok()) return verdict_;
     if (chunks_written_ != table_.size()) {
       return {Code::kIo, std::to_string(table_.size() - chunks_written_) + " of " +
                              std::to_string(table_.size()) +

@@ -53,6 +53,8 @@ class Gpu {
   // Lets the copy engine reach the media's mapping: all of it, anew where it has grown. That pins
   // its pages. What comes back is kept, and `reach` says it again. Of the first device only.
   Status cover(std::byte* memory, uint64_t bytes);
+  // Or does not, for this reason.
+  void keep_off(const Status& why) { reach_ = why; }
   const Status& reach() const { return first_->reach_; }
 
   // A new attempt: what was copied aside for the one before is no longer needed.
@@ -79,8 +81,7 @@ class Gpu {
   std::vector<Aside> asides_;  // one per batch of an attempt, used again by the next
   size_t next_aside_ = 0;
   CudaRegistration registration_;
-  // What stands until `cover` is called.
-  Status reach_{Code::kIo, "the store is a plain file: msync does not hear of what a GPU writes"};
+  Status reach_{Code::kNotFound, "the media has not been registered"};
   uint64_t ring_bytes_ = 0;
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<Mover> mover_;  // ends first

@@ -54,7 +54,7 @@ TEST_F(CudaEngine, a_commit_waits_for_what_is_on_its_way) {
     uint64_t check = 0;
     uint64_t commit = 0;
     ASSERT_TRUE(is_ok(engine.begin(state)));
-    EXPECT_TRUE(fails(engine->commit(state.host, &commit), Code::kIo, "0 of"));
+    EXPECT_TRUE(fails(engine->commit(state.host, &commit), Code::kInvalid, "0 of"));
     ASSERT_TRUE(is_ok(write(&engine, how, torch, tensors, &batch)));
     ASSERT_TRUE(is_ok(engine->stream_wait(batch, torch, 0)));
     ASSERT_TRUE(is_ok(engine->submit_on({0, torch}, Op::kCheck, 0,
