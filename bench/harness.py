@@ -41,11 +41,11 @@ PLAIN_STEPS, PLAIN_WARMUP = 2, 1
 WARMUP_STEPS_MAX = 100
 COPY_BYTES_MAX = 256 << 20
 MEMORY_SPARE_BYTES = 1 << 30
-BLOCK_SECONDS_MAX = 18.0  # a block that is so slow counts fewer steps, at least one
-LARGE_BYTES, STEPS_OF_LARGE = 1 << 30, 2  # or a model of 1.5 GB takes too long
+BLOCK_SECONDS_MAX = 12.0  # a block that is so slow counts fewer steps, at least one
+STEPS_OF_LARGE = {1 << 30: 2, 3 << 30: 1}  # counted at most, of states above so many bytes
 TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
-ALONE_MAX, ALONE_SECONDS = 5, 2.0  # saves with nothing beside them, for so long at most
+ALONE_MAX, ALONE_SECONDS = 5, 1.5  # saves with nothing beside them, for so long at most
 PREFIX = "lightckpt-bench-"
 
 Say = Callable[[str], None]
@@ -132,9 +132,8 @@ class Bench:
     def _steps(self, strategy: Strategy, base: int, began: float) -> dict[str, Any]:
         """Train the counted steps of a block that began at *began*."""
         every = self.options.every
-        counted = self.options.steps
-        if self.bytes > LARGE_BYTES:
-            counted = min(counted, STEPS_OF_LARGE)
+        limits = [steps for size, steps in STEPS_OF_LARGE.items() if self.bytes > size]
+        counted = min([self.options.steps, *limits])
         wanted = counted if every == 1 else max(1, counted // every) * every
         # What steps take from here on is known by now; a slow block stops early.
         steps, stalls, saves, self.workload.phases = [], [], [], []

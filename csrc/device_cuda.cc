@@ -67,6 +67,21 @@ Status CudaDevice::order_after(uint64_t stream, uint32_t* lane) {
   });
 }
 
+Status CudaDevice::join_lanes() {
+  const CudaDriver& driver = context_.driver();
+  std::lock_guard lock(mutex_);
+  return context_.inside([&]() -> Status {
+    for (const CudaStream& lane : lanes_) {
+      RETURN_IF_ERROR(driver.event_record(ready_.get(), lane.get()));
+      for (const CudaStream& other : lanes_) {
+        if (&other == &lane) continue;
+        RETURN_IF_ERROR(driver.stream_wait_event(other.get(), ready_.get()));
+      }
+    }
+    return {};
+  });
+}
+
 uint64_t CudaDevice::number_of(uint32_t index) const {
   return copies_[index].generation << kIndexBits | index;
 }
@@ -113,19 +128,21 @@ Status CudaDevice::take_free(uint32_t* index) {
   return {};
 }
 
-// Gives the lane the parts gathered so far, by `each` where the driver cannot take many at once.
+// Gives the lane the parts gathered so far: all at once if the driver can, else by `each`. Drivers
+// refuse a batch for reasons of their own (a mixture of memory, a legacy stream), and some of it
+// may be under way then: copied twice in order, it is the same.
 template <typename Each>
 Status CudaDevice::enqueue(CudaStreamHandle stream, const Each& each) {
   const size_t count = targets_.size();
   if (count > 1 && copies_many_) {
     const Status status =
         context_.driver().copy_many(targets_.data(), sources_.data(), sizes_.data(), count, stream);
-    if (status.code() != Code::kNotFound) return status;
-    copies_many_ = false;
+    if (status.ok()) return {};
   }
   for (size_t i = 0; i < count; ++i) {
     RETURN_IF_ERROR(each(targets_[i], sources_[i], sizes_[i], stream));
   }
+  copies_many_ = copies_many_ && count <= 1;  // else it was not the copies
   return {};
 }
 

@@ -66,6 +66,8 @@ class CudaDevice {
 
   // Lanes take turns.
   Status order_after(uint64_t stream, uint32_t* lane);
+  // What any lane is given from here on comes after all that every lane was given before.
+  Status join_lanes();
 
   // `*copy` is 0 where nothing was begun. After an error it may be another number: then some of it
   // is under way.

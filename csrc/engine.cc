@@ -70,9 +70,10 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   }
   Attempt attempt;
   Status status = store_->begin(step, keep, std::move(extents), blob, host_bytes, &attempt);
+  const bool media_failed = status.code() == Code::kIo;
   if (status.ok()) status = cover_media();
   std::lock_guard lock(mutex_);
-  if (status.code() == Code::kIo) failed_ = status;
+  if (media_failed) failed_ = status;
   if (!status.ok()) return status;
   attempt_ = std::move(attempt);
   attempt_open_ = true;

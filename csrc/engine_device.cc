@@ -59,7 +59,7 @@ Status Engine::cover_media() {
   const auto none_in_place = [&] {
     return std::ranges::none_of(queue_, [](const auto& batch) { return batch->in_place; });
   };
-  for (const auto& gpu : gpus_) gpu->begin();
+  for (const auto& gpu : gpus_) RETURN_IF_ERROR(gpu->begin());
   if (gpus_.empty() || !gpus_.front()->reach().ok()) return {};
   if (!has_done_.wait_for(lock, kGrowDeadline, none_in_place)) {
     return {Code::kTimeout, "the store has grown, and a GPU still reads from it"};

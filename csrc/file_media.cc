@@ -186,6 +186,7 @@ Status FileMedia::identify(MediaKind want) {
       break;
     case MediaKind::kEmulated:
       granularity_ = Granularity::kCacheLine;
+      RETURN_IF_ERROR(limit_.take_environment());
       break;
     case MediaKind::kFile:
       granularity_ = Granularity::kPage;

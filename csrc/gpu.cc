@@ -40,6 +40,13 @@ Status Gpu::cover(std::byte* memory, uint64_t bytes) {
   return reach_;
 }
 
+Status Gpu::begin() {
+  if (next_aside_ == 0) return {};
+  RETURN_IF_ERROR(device_->join_lanes());
+  next_aside_ = 0;
+  return {};
+}
+
 Status Gpu::submit(Way way, Snapshot how, uint64_t stream, std::span<const DeviceSpan> spans,
                    Moved* moved) {
   *moved = {};

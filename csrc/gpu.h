@@ -57,8 +57,9 @@ class Gpu {
   void keep_off(const Status& why) { reach_ = why; }
   const Status& reach() const { return first_->reach_; }
 
-  // A new attempt: what was copied aside for the one before is no longer needed.
-  void begin() { next_aside_ = 0; }
+  // A new attempt, which takes the memory aside of the one before. Copies of that one may be under
+  // way still, if it was dropped: those of the new one come after them.
+  Status begin();
 
   // After all that `stream` has been given. The spans have their places. kBusy: the stream captures
   // a CUDA graph. kNoSpace: no room on the GPU for a copy aside.

@@ -39,6 +39,7 @@ void Media::nt_copy(uint64_t offset, Bytes source) {
   trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
   copy_nt(base_ + offset, source.data(), source.size());
   flush_ragged_end(offset, source.size());
+  limit_.wrote(source.size());
 }
 
 uint32_t Media::nt_copy_crc(uint64_t offset, Bytes source) {
@@ -46,6 +47,7 @@ uint32_t Media::nt_copy_crc(uint64_t offset, Bytes source) {
   trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
   const uint32_t crc = copy_nt_crc(base_ + offset, source.data(), source.size());
   flush_ragged_end(offset, source.size());
+  limit_.wrote(source.size());
   return crc;
 }
 
@@ -79,6 +81,7 @@ void Media::fence() {
 void Media::dma_done(uint64_t offset, uint64_t bytes) {
   trace(MediaEvent::Kind::kDmaDone, offset, bytes, base_ + offset);
   flush(offset, bytes);
+  limit_.wrote(bytes);
 }
 
 Status Media::drain() {

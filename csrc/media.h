@@ -25,6 +25,7 @@
 
 #include "copy.h"
 #include "status.h"
+#include "write_limit.h"
 
 namespace lightckpt {
 
@@ -109,6 +110,7 @@ class Media {
   Granularity granularity_ = Granularity::kVolatile;
   FlushMethod flush_method_ = FlushMethod::kNone;
   bool emulated_ = false;
+  WriteLimit limit_;  // of copies and a device's writes; the others are few
 
  private:
   void trace(MediaEvent::Kind kind, uint64_t offset, uint64_t bytes, const std::byte* data);

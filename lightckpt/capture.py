@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import gpus
 from .errors import UnsafeStateError
 from .manifest import Path, name_of
 from .names import held_tensors, named_modules, wrappers_in
@@ -79,13 +80,14 @@ class Leaf:
     requires_grad: bool = False
     address: int = 0
     extent: int = -1
-    device: int = -1  # see gpus.HOST
+    device: int = gpus.HOST
 
     def __post_init__(self) -> None:
         tensor = self.tensor
         if tensor.is_nested:  # its shape cannot be read
             raise UnsafeStateError(f"{name_of(self.path)} cannot be saved: it is a nested tensor")
         self.dtype, self.requires_grad = tensor.dtype, tensor.requires_grad
+        self.device = gpus.ordinal_of(tensor)
         if not is_uninitialised(tensor):
             self.shape = tensor.shape
             if tensor.layout == torch.strided:

@@ -390,7 +390,6 @@ class Driver:
     def failed(self, error: CheckpointError) -> None:
         """Keep *error* for ``wait`` and ``close``; warn of it, or raise it if that is wanted."""
         self.error = self.error or error
-        self.snapshots.failed(error)
         if self.flight is not None and self.flight.dropped:
             self.flight = None
             self._landed.notify_all()

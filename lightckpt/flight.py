@@ -203,6 +203,7 @@ class Flight:
             return
         except CheckpointError as error:
             self.dropped = self.dropped or str(error)
+            self._blame_ways()
             raise
         self.record.commit_ns = (report.start_ns, report.end_ns)
         self.durable = True
@@ -221,7 +222,11 @@ class Flight:
 
     def _commit_if_compared(self) -> None:
         if not self._commit and not self.dropped and all(layer.compared for layer in self.layers):
-            self._commit = self._store.commit(self._host)
+            try:
+                self._commit = self._store.commit(self._host)
+            except CheckpointError:
+                self._blame_ways()
+                raise
             self._host = b""
 
     def _submit(self, op: Op, device: int, spans: Any, *, version: int = 0) -> int:
@@ -229,7 +234,11 @@ class Flight:
             return self._store.submit(op, spans, version=version)
         way = self._ways.setdefault(device, self._snapshots.way(device))
         stream = gpus.current_stream(device)
-        batch = self._store.submit_on(device, stream, way, op, spans, version=version)
+        try:
+            batch = self._store.submit_on(device, stream, way, op, spans, version=version)
+        except CheckpointError as error:
+            self._snapshots.failed(device, error)
+            raise
         if op is Op.WRITE:
             self._coming.append((device, batch))
         return batch
@@ -243,6 +252,16 @@ class Flight:
         if layer.device != HOST:
             self._hold_stream(layer.device, layer.batch)
             self._hold_stream(layer.device, layer.check)
+
+    def _blame_ways(self) -> None:
+        """Tell of the GPUs whose copies failed: another way may do."""
+        for device, batch in self._coming:
+            try:
+                self._store.wait(batch, 0)
+            except WaitTimeoutError:
+                continue
+            except CheckpointError as error:
+                self._snapshots.failed(device, error)
 
     def _hear_of_devices(self) -> str:
         """Book what came from GPUs, now that all has; say which tensor changed, if one did."""

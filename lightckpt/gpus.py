@@ -27,6 +27,24 @@ def is_capturing() -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
+def is_pinned(tensor: Tensor) -> bool:
+    """May a GPU still be copying into *tensor*, of the host, when torch returns?"""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(used) and ordinal_of(tensor) == HOST and tensor.is_pinned()
+
+
+def synchronize() -> None:
+    """Wait for what the calling thread has given to its current stream of each GPU."""
+    for ordinal in range(torch.cuda.device_count()):
+        torch.cuda.current_stream(ordinal).synchronize()
+
+
+def memory_of(ordinal: int) -> tuple[int, int]:
+    """Return the bytes of a GPU's memory that nobody has, torch's pool neither, and all of it."""
+    free, total = torch.cuda.mem_get_info(ordinal)
+    return free, total
+
+
 def some_device() -> torch.device:
     """Return the device for state that was on a GPU, where no tensor of the run says which."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,18 +4,21 @@ The ways are LightCheck's three (its variants D, C and G): *direct*, the copy en
 store; *host*, through pinned staging; *device*, aside on the GPU first. What a machine allows is
 found by trying. ``auto`` takes turns on the first versions, and then keeps the quicker of direct
 and host; or takes *device* where that one still needs most of an iteration, so that the guard would
-hold the next update back for it, if the GPU has room.
+hold the next update back for it, if the GPU has room to spare: that memory is not torch's, and
+what is taken can fail training that needs it later.
 """
 
 from dataclasses import dataclass, field
 from statistics import median
 
+from . import gpus
 from ._core import Device, Snapshot, Store
 from .errors import NoSpaceError
 
 SNAPSHOTS = ("auto", *(way.name.lower() for way in Snapshot))
 TRIAL_VERSIONS = 3  # of each way
 ASIDE_SHARE = 0.8  # of an iteration, that a copy may take before it is put aside
+SPARE_SHARE = 0.1  # of a GPU's memory, that a copy aside must leave to training
 
 
 @dataclass
@@ -74,7 +77,7 @@ class Snapshots:
 
     def decide(self, iteration: float) -> None:
         """Choose, where enough was measured; *iteration* is one's seconds."""
-        for trial in self._trials.values():
+        for ordinal, trial in self._trials.items():
             if trial.chosen is not None or trial.versions < TRIAL_VERSIONS * len(trial.ways):
                 continue
             medians = {way: median(rates) for way, rates in trial.rates.items()}
@@ -85,20 +88,24 @@ class Snapshots:
             )
             trial.chosen = best
             if seconds > ASIDE_SHARE * iteration:
-                trial.chosen = Snapshot.DEVICE
                 measured += f"; a copy takes {seconds:.3f} s of an iteration's {iteration:.3f} s"
+                free, whole = gpus.memory_of(ordinal)
+                if free - trial.total >= SPARE_SHARE * whole:
+                    trial.chosen = Snapshot.DEVICE
+                else:
+                    measured += f", but of {whole:,} bytes of memory {free:,} are free"
             trial.why = f"{measured}. {trial.why}".strip(" .")
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, ordinal: int, error: Exception) -> None:
         """Where a way that was not asked for has failed, take the next best from now on."""
-        if self._wanted != "auto":
+        trial = self._trials[ordinal]
+        aside = trial.chosen is Snapshot.DEVICE
+        if self._wanted != "auto" or not (aside or Snapshot.DIRECT in trial.ways):
             return
-        for trial in self._trials.values():
-            if trial.chosen is Snapshot.HOST or trial.ways == [Snapshot.HOST]:
-                continue
-            aside = trial.chosen is Snapshot.DEVICE and isinstance(error, NoSpaceError)
-            trial.chosen = Snapshot.DIRECT if aside and trial.device.direct else Snapshot.HOST
-            trial.why = f"{trial.why}; the way before it failed: {error}".lstrip("; ")
+        no_room = aside and isinstance(error, NoSpaceError)
+        trial.chosen = Snapshot.DIRECT if no_room and trial.device.direct else Snapshot.HOST
+        trial.ways = [trial.chosen]
+        trial.why = f"{trial.why}; the way before it failed: {error}".lstrip("; ")
 
     def report(self) -> list[str]:
         """Say which way each GPU has, and why."""

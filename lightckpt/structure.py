@@ -54,7 +54,6 @@ def _merge(leaves: list[Leaf]) -> list[Extent]:
     spans = []
     for order, leaf in enumerate(leaves):
         leaf.address, size = span_of(leaf.tensor)
-        leaf.device = gpus.ordinal_of(leaf.tensor)
         if size:
             spans.append((leaf.address, leaf.address + size, order, leaf))
     merged: list[tuple[int, int, int, list[Leaf]]] = []
@@ -70,7 +69,7 @@ def _merge(leaves: list[Leaf]) -> list[Extent]:
         reached = sum(compact_bytes(leaf) for leaf in members)
         alike = _alike(members) if reached * 2 < end - begin else []
         if not alike or _meet([leaves[0] for leaves in alike]):
-            device = gpus.ordinal_of(members[0].tensor)
+            device = members[0].device
             extents.append(Extent(end - begin, members, begin, span=end - begin, device=device))
         else:
             extents += [_packed(leaves) for leaves in alike]
@@ -134,7 +133,7 @@ def _entry(leaf: Leaf, extents: list[Extent]) -> TensorEntry:
         requires_grad=leaf.requires_grad and tensor.is_leaf, buffer=leaf.buffer,
         persistent=leaf.persistent, parameter=isinstance(tensor, nn.Parameter),
         conj=tensor.is_conj(), neg=tensor.is_neg(), packed=packed, subclass=leaf.subclass,
-        device="" if gpus.ordinal_of(tensor) == gpus.HOST else "cuda",
+        device="" if leaf.device == gpus.HOST else "cuda",
     )  # fmt: skip
 
 
@@ -159,6 +158,8 @@ class Structure:
             if reason := refuse_storage(leaf.tensor):
                 raise UnsafeStateError(f"{name_of(leaf.path)} cannot be saved: {reason}")
         self.leaves = streamed
+        # Of the host, but a GPU may still be copying into one when torch has returned.
+        self.pinned = any(map(gpus.is_pinned, (leaf.tensor for leaf in streamed)))
         self.extents = _merge(streamed)
         self._watch = _Watch(walk, streamed)
         self._packed = [extent for extent in self.extents if extent.packed]
@@ -198,6 +199,7 @@ class Structure:
         extent = self.extents[leaf.extent]
         if len(extent.leaves) > 1 or gpus.ordinal_of(leaf.tensor) != leaf.device:
             return False
+        self.pinned = self.pinned or gpus.is_pinned(leaf.tensor)
         leaf.address = address
         extent.storage = [leaf.tensor.untyped_storage()]
         extent.address = address
@@ -210,7 +212,12 @@ class Structure:
         return any(begin < end for (_, end), (begin, _) in pairwise(spans))
 
     def pack(self) -> None:
-        """Bring the copies of packed extents up to date; they are few, and small for their span."""
+        """Get the memory ready to be copied: wait for GPUs that copy into it, and pack extents.
+
+        Packed ones are few, and small for their span.
+        """
+        if self.pinned:
+            gpus.synchronize()
         for extent in self._packed:
             self.moved = True
             packed = bytearray(raw_bytes(compact(extent.leaves[0].tensor.detach())))

@@ -4,7 +4,8 @@ A boundary makes a version where there was an update. Without one it still does 
 
 1. there is nothing to tell: no optimizer, gradients that are captured, an optimizer without hooks
    whose parameters' counters moved;
-2. an update is part of a CUDA graph: its replays tell nobody;
+2. an update is part of a CUDA graph: its replays tell nobody. One that was captured before there
+   was anybody to tell is an optimizer on a GPU that never fired while no gradient waited;
 3. a scaler skipped the update and changed its scale;
 4. a captured tensor was changed by hand (batch norm calibrated, weights averaged or loaded), and no
    gradient waits for an update: within a sum of gradients no version without them is exact.
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import gpus
 from .capture import Run, scaler_states, update_counters
 from .structure import Structure
 
@@ -76,9 +78,14 @@ class Updates:
         run = self._run
         if self.seen or self.captured or not run.optimizers or run.grads or self.scaler_moved():
             return True
-        return any(
-            self._counters.get(name) != update_counters(run, name) for name in self._silent()
-        )
+        silent = self._silent()
+        if any(self._counters.get(name) != update_counters(run, name) for name in silent):
+            return True
+        return any(map(self._on_gpu, silent)) and not self.waiting()
+
+    def _on_gpu(self, name: str) -> bool:
+        groups = self._run.optimizers[name].param_groups
+        return any(gpus.ordinal_of(p) != gpus.HOST for group in groups for p in group["params"])
 
     def scaler_moved(self) -> bool:
         """Has a scaler's state changed since the last boundary?"""

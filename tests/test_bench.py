@@ -230,7 +230,14 @@ def test_what_cannot_run_is_listed_with_its_reason(monkeypatch):
     assert missing["safetensors"] == "safetensors is not installed"
     assert "safetensors" not in chosen
     assert "torch.save" in chosen
-    assert "lightckpt-optane" in catalog.choose(("media",), state_bytes=1)[1]
+
+
+def test_of_large_states_the_slow_are_left_out_unless_they_are_asked_for():
+    counts = [len(catalog.choose((), state_bytes=size << 30)[0]) for size in (1, 2, 4)]
+    assert counts == sorted(counts, reverse=True)
+    missing = catalog.choose((), state_bytes=2 << 30)[1]
+    assert missing["torch.save"] == "left out of states above 1 GiB, for time"
+    assert "torch.save" in catalog.choose(("torch.save",), state_bytes=4 << 30)[0]
 
 
 # Strategies.

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import lightckpt
+from lightckpt import gpus
 from small_run import assert_same
 from training import make, state_of, update
 
@@ -52,6 +53,18 @@ def test_every_step_is_durable_once_the_next_boundary_returns(path):
         assert ticket.wait() == 8
         assert ticket.durable
         assert ticket.copied()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_gpu_still_copies_into_pinned_memory_is_waited_for(path, monkeypatch, packed):
+    """A GPU's late copy moves no counter: here it comes when it is waited for."""
+    model, _ = make()
+    average = torch.zeros(50, 8)[:, 0] if packed else torch.zeros(50)
+    monkeypatch.setattr(gpus, "is_pinned", lambda tensor: tensor is average)
+    monkeypatch.setattr(gpus, "synchronize", lambda: average.numpy().fill(7))
+    with lightckpt.Checkpointer(path, model=model, tensors={"average": average}) as checkpointer:
+        checkpointer.mark()
+    assert torch.equal(lightckpt.load(path)["tensors"]["average"], torch.full((50,), 7.0))
 
 
 def test_a_break_or_an_exception_ends_no_iteration(path):

@@ -309,35 +309,6 @@ TEST_F(CudaDeviceTest, devices_do_not_wait_for_one_another) {
   EXPECT_TRUE(is_ok(on_first->wait(held, kCudaDeadlineNs)));
 }
 
-// One call where the driver can, else one each; nothing asks twice whether it can.
-TEST_F(CudaDeviceTest, many_small_copies_take_few_calls) {
-  for (const int singly : {0, 1}) {
-    start({.copies_singly = singly});
-    const uint64_t torch = torch_stream();
-    OneDevice on(*driver, 0, kBytes);
-    const Buffer bytes = random_bytes(kBytes, 1);
-    std::ranges::copy(bytes, on.tensor().begin());
-    std::vector<CudaSpan> spans;
-    for (uint64_t at = 0; at + 10 <= kBytes; at += 10) {
-      spans.push_back({on.memory.get() + at, at, 10});
-    }
-    for (uint64_t round = 1; round <= 2; ++round) {
-      uint32_t lane = 0;
-      uint64_t copy = 0;
-      std::ranges::fill(on.host(), std::byte{0});
-      ASSERT_TRUE(is_ok(on->order_after(torch, &lane)));
-      ASSERT_TRUE(is_ok(on->copy_out(lane, spans, on.buffer.pinned(), &copy)));
-      ASSERT_TRUE(is_ok(on->wait(copy, kCudaDeadlineNs)));
-      for (const CudaSpan& span : spans) {
-        EXPECT_TRUE(std::ranges::equal(std::span(bytes).subspan(span.offset, span.bytes),
-                                       on.host().subspan(span.offset, span.bytes)));
-      }
-      EXPECT_EQ(fake_cuda_calls("cuMemcpyBatchAsync"), singly != 0 ? 1 : round);
-      EXPECT_EQ(fake_cuda_calls("cuMemcpyDtoHAsync"), singly != 0 ? round * spans.size() : 0);
-    }
-  }
-}
-
 TEST_F(CudaDeviceTest, a_copy_that_fails_half_way_is_known) {
   start({.copies_singly = 1});
   const uint64_t torch = torch_stream();

@@ -52,6 +52,7 @@ class Fake:
         self._ranges, self._kernels = [], []
         monkeypatch.setattr(gpus, "ordinal_of", self._ordinal_of)
         monkeypatch.setattr(gpus, "current_stream", lambda ordinal: self.stream)
+        monkeypatch.setattr(gpus, "memory_of", lambda ordinal: (16 << 30, 16 << 30))
         monkeypatch.setattr(gpus, "is_capturing", lambda: self.capturing)
 
     def _ordinal_of(self, tensor):

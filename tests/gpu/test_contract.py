@@ -110,6 +110,23 @@ def test_updates_in_a_graph_are_copied_at_boundaries(platform, path):
     run.checkpointer.close()
 
 
+def test_a_graph_from_before_there_was_a_checkpointer_makes_versions(platform, path):
+    run = Run(platform)
+    run.train(2)
+    with platform.capture() as graph:
+        run.optimizer.step()
+    with lightckpt.Checkpointer(
+        path, model=run.model, optimizer=run.optimizer, media="tmpfs", on_error="raise"
+    ) as checkpointer:
+        for step in range(1, 4):
+            platform.replay(graph)
+            ticket = checkpointer.mark()
+            assert ticket.skipped == ""
+            expected = run.state()
+            assert checkpointer.wait() == step
+            assert same(stored(path)[1], expected)
+
+
 def test_work_may_go_on_on_another_stream(platform, path):
     expected = states_of(platform, SETTLED + 3)
     run = Run(platform, path, snapshot="direct")
