@@ -79,6 +79,36 @@ class Folders(Strategy):
         return 0
 
 
+class Pending(Folders):
+    """Those that save behind training, one save at a time."""
+
+    def open(self) -> None:
+        self._pending: Any = None
+        self._saving = 0
+        self._persists: list[tuple[int, int]] = []
+
+    def begin(self, step: int) -> Any:
+        """Start the save of *step*; return what ``finish`` waits for."""
+        raise NotImplementedError
+
+    def finish(self, pending: Any) -> None:
+        """Wait until a save is complete."""
+        pending.result()
+
+    def save(self, step: int) -> None:
+        self.drain()
+        self._pending, self._saving = self.begin(step), step
+
+    def drain(self) -> None:
+        if self._pending is not None:
+            self.finish(self._pending)
+            self._pending = None
+            self.completed(self._saving)
+
+    def persists(self) -> list[tuple[int, int]]:
+        return self._persists
+
+
 class Dcp(Folders):
     """torch.distributed.checkpoint.save, with fsync and two writing threads."""
 
@@ -118,40 +148,24 @@ def prepare_optimizer(workload: Workload) -> None:
         group["lr"] = rate
 
 
-class DcpThread(Dcp):
+class DcpThread(Pending, Dcp):
     """DCP's async_save as it comes: staged while training waits, written by a thread."""
 
     name, copies = "dcp-async-thread", 4.0
 
-    def open(self) -> None:
-        self._future: Future[Any] | None = None
-        self._saving = 0
-        self._persists: list[tuple[int, int]] = []
-
     def save(self, step: int) -> None:
         self.drain()
         begin = time.monotonic_ns()
-        self._future, self._saving = self.begin(step), step
-        self._future.add_done_callback(lambda _: self._note(begin))
-
-    def _note(self, begin: int) -> None:
-        self._persists.append((begin, time.monotonic_ns()))
-
-    def persists(self) -> list[tuple[int, int]]:
-        return self._persists
+        super().save(step)
+        self._pending.add_done_callback(
+            lambda _: self._persists.append((begin, time.monotonic_ns()))
+        )
 
     def begin(self, step: int) -> Future[Any]:
-        """Start the save of *step*; what is returned is done when it is complete."""
         return dcp.async_save(
             self.workload.state(), storage_writer=self.writer(step), no_dist=True,
             async_stager=DefaultStager(StagingOptions(False, False, False, False)),
         )  # fmt: skip
-
-    def drain(self) -> None:
-        if self._future is not None:
-            self._future.result()
-            self._future = None
-            self.completed(self._saving)
 
 
 class DcpStager(DcpThread):
@@ -173,7 +187,7 @@ class DcpStager(DcpThread):
         return getattr(answer, "upload_completion", answer)
 
     def before_update(self) -> None:
-        if self._future is not None and self._staged is not None:
+        if self._pending is not None and self._staged is not None:
             self._staged.result()
 
     def close(self) -> None:
@@ -209,7 +223,7 @@ class DcpProcess(DcpThread):
         _async_process_executor._CHECKPOINT_PROCESS = None
 
 
-class TorchCheckpointing(Folders):
+class TorchCheckpointing(Pending):
     """torch_checkpointing: staged by a thread into shared memory, written by a process."""
 
     name, kind, copies = "torch_checkpointing", "torch_checkpointing", 5.0
@@ -222,26 +236,17 @@ class TorchCheckpointing(Folders):
         from torch_checkpointing import CheckpointManager
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
+        super().open()
         # A tmpfs takes no O_DIRECT; asking for it first costs a try and a warning per file.
         storage = LocalFileSystemStorageConfig(use_direct_io=False)
         self._manager = CheckpointManager.Config(storage_config=storage).build()
-        self._future: Future[Any] | None = None
-        self._saving = 0
 
     def before_update(self) -> None:
         with self._manager.lock():
             pass
 
-    def save(self, step: int) -> None:
-        self.drain()
-        state = self.workload.state()
-        self._future, self._saving = self._manager.save(str(self.path(step)), state), step
-
-    def drain(self) -> None:
-        if self._future is not None:
-            self._future.result()
-            self._future = None
-            self.completed(self._saving)
+    def begin(self, step: int) -> Future[Any]:
+        return self._manager.save(str(self.path(step)), self.workload.state())
 
     def load(self, step: int) -> None:
         prepare_optimizer(self.workload)
@@ -253,7 +258,7 @@ class TorchCheckpointing(Folders):
         self._manager.close()
 
 
-class Torchsnapshot(Folders):
+class Torchsnapshot(Pending):
     """torchsnapshot's async_take: returns when all is staged."""
 
     name, kind, copies = "torchsnapshot", "torchsnapshot", 4.0
@@ -262,10 +267,6 @@ class Torchsnapshot(Folders):
     def check(cls) -> None:
         need("torchsnapshot")
 
-    def open(self) -> None:
-        self._pending: Any = None
-        self._saving = 0
-
     def parts(self) -> dict[str, Any]:
         from torchsnapshot import StateDict
 
@@ -273,19 +274,14 @@ class Torchsnapshot(Folders):
         random = StateDict(state=run.generator.get_state())
         return {"model": run.model, "optimizer": run.optimizer, "random": random}
 
-    def save(self, step: int) -> None:
+    def begin(self, step: int) -> Any:
         from torchsnapshot import Snapshot
 
-        self.drain()
         with quiet():
-            self._pending = Snapshot.async_take(str(self.path(step)), self.parts())
-        self._saving = step
+            return Snapshot.async_take(str(self.path(step)), self.parts())
 
-    def drain(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-            self.completed(self._saving)
+    def finish(self, pending: Any) -> None:
+        pending.wait()
 
     def load(self, step: int) -> None:
         from torchsnapshot import Snapshot

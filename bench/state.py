@@ -2,15 +2,34 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from strategies import leaves, tensors_of
 
-PIECE_BYTES = 64 << 20
+def leaves(state: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) of everything in *state* that is no dict."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from leaves(value, (*at, str(key)))
+    else:
+        yield at, state
+
+
+def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of *state* by path, each storage once (tied weights have two names)."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[int, int, int]] = set()
+    for path, value in leaves(state):
+        if isinstance(value, Tensor):
+            where = (value.data_ptr(), value.storage_offset(), value.numel())
+            if value.numel() == 0 or where not in seen:
+                seen.add(where)
+                found["/".join(path)] = value
+    return found
 
 
 def state_bytes(state: dict[str, Any]) -> int:

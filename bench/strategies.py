@@ -18,7 +18,7 @@ configured at its best for one process that saves often.
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from state import digest, scramble, tensors_of
 from workloads import Workload
 
 GROUP_TABLE, GROUP_MEDIA, GROUP_GPU = "table", "media", "gpu"
@@ -103,6 +104,45 @@ class Strategy:
         raise NotImplementedError
 
 
+def saved_step(strategy: Strategy, step: int) -> float:
+    """Train a step and save it as *step*; return the seconds that training waited for that."""
+    waited = 0.0
+
+    def before_update() -> None:
+        nonlocal waited
+        begin = time.perf_counter()
+        strategy.before_update()
+        waited += time.perf_counter() - begin
+
+    strategy.workload.step(before_update)
+    begin = time.perf_counter()
+    strategy.after_step(step)
+    return waited + time.perf_counter() - begin + strategy.stall()
+
+
+def restore_over_zeros(strategy: Strategy, step: int) -> float:
+    """Overwrite all tensors and restore *step*, which was saved; return the seconds that took.
+
+    Raises:
+        AssertionError: it was another step, or other bytes.
+    """
+    state = strategy.workload.state
+    saved = digest(state())
+    scramble(state())
+    begin = time.perf_counter()
+    found = strategy.restore()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    took = time.perf_counter() - begin
+    same = digest(state()) == saved
+    if not same or found != step:
+        raise AssertionError(
+            f"{strategy.name} saved step {step} and restored step {found}, "
+            f"{'the same' if same else 'other'} bytes"
+        )
+    return took
+
+
 def need(module: str, package: str = "") -> None:
     """Raise UnavailableError if *module* is not installed."""
     if find_spec(module) is None:
@@ -163,31 +203,6 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# A state is nested; safetensors has tensors by name and strings.
-
-
-def leaves(state: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of everything in *state* that is no dict."""
-    if isinstance(state, dict):
-        for key, value in state.items():
-            yield from leaves(value, (*at, str(key)))
-    else:
-        yield at, state
-
-
-def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of *state* by path, each storage once (tied weights have two names)."""
-    found: dict[str, Tensor] = {}
-    seen: set[tuple[int, int, int]] = set()
-    for path, value in leaves(state):
-        if isinstance(value, Tensor):
-            where = (value.data_ptr(), value.storage_offset(), value.numel())
-            if value.numel() == 0 or where not in seen:
-                seen.add(where)
-                found["/".join(path)] = value
-    return found
 
 
 class Safetensors(Strategy):

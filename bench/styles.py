@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies import Strategy, replacing, tensors_of
+from state import tensors_of
+from strategies import Strategy, replacing
 
 CHUNK_BYTES = 4 << 20
 SLOTS, IN_FLIGHT, WRITERS = 3, 2, 2
