@@ -26,7 +26,7 @@ class Options:
     Args:
         strategies: names or groups ("all", "table", "media", "core"), as given.
         steps: counted steps of a block.
-        budget_s: no new round of all strategies is begun after this; one is always made.
+        budget_s: no further round is begun so long after the first one, which has all strategies.
         every: a checkpoint each so many steps.
         recovery: kill a trainer per kind of checkpoint and time its successor.
         kills: kills per strategy in the kill matrix; 0 makes none.
@@ -63,7 +63,7 @@ def make_parser(model: str) -> argparse.ArgumentParser:
     add("--every", type=int, default=1, help="a checkpoint each so many steps")
     add("--steps", type=int, default=3, help="counted steps of a block")
     add("--rounds", type=int, default=5, help="at most so many blocks per strategy")
-    add("--budget", type=float, default=60.0, help="seconds after which no round is begun")
+    add("--budget", type=float, default=40.0, help="seconds after which no round is begun")
     add("--dir", type=Path, default=None, help="where checkpoints go: a tmpfs, a disk")
     add("--quick", "--smoke", dest="smoke", action="store_true", help="a tiny variant of the model")
     add("--results", type=Path, default=None, help="the file that gets a line")

@@ -1,6 +1,7 @@
 """One benchmark run: every strategy in turn on one model, in one process, and the line it leaves.
 
-A round is each strategy once, in a random order that the seed gives. A block of a strategy is: open
+The first round is each strategy once, later ones are what is compared: ours, and the two peers that
+added least. The order in a round is random, and the seed gives it. A block of a strategy is: open
 in an empty folder, steps to warm up that do not count, counted steps, drain, close. Before and
 after each block stands one of plain steps, and before that one the copy limit is measured: M is a
 plain non-temporal copy of as many bytes as the state has, between warm buffers, by all cores.
@@ -41,8 +42,8 @@ PLAIN_STEPS, PLAIN_WARMUP = 2, 1
 WARMUP_STEPS_MAX = 100
 COPY_BYTES_MAX = 256 << 20
 MEMORY_SPARE_BYTES = 1 << 30
-BLOCK_SECONDS_MAX = 12.0  # a block that is so slow counts fewer steps, at least one
-STEPS_OF_LARGE = {1 << 30: 2, 3 << 30: 1}  # counted at most, of states above so many bytes
+STEPS_SECONDS_MAX = 8.0  # a strategy that is so slow counts fewer steps, at least one
+OURS, FINAL_PEERS = ("lightckpt", "lightckpt-stop"), 2
 TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
 ALONE_MAX, ALONE_SECONDS = 5, 1.5  # saves with nothing beside them, for so long at most
@@ -97,13 +98,12 @@ class Bench:
                 f"{free / 2**30:.1f} are free"
             )
 
-    def block(self, kind: type[Strategy], *, first: bool) -> dict[str, Any]:
-        """Run one block of a strategy; *first* also has it save alone and restore."""
+    def block(self, kind: type[Strategy], *, alone: bool) -> dict[str, Any]:
+        """Run one block of a strategy; *alone* also has it save alone and restore."""
         self.fits(kind)
         self.folder.mkdir(exist_ok=True)
         empty(self.folder)
         strategy = kind(self.folder, self.workload, self.options.every)
-        began = time.perf_counter()
         settle()
         watch = Watch(self.folder, mapped=kind.mapped)
         try:
@@ -115,9 +115,9 @@ class Bench:
                 for _ in range(self._warmup(kind)):
                     self._saved_step(strategy, base)
                 memory = watch.stop()
-                block = self._steps(strategy, base, began)
+                block = self._steps(strategy, base)
                 strategy.drain()
-                if first:
+                if alone:
                     block["alone"] = self._alone(strategy, base)
         finally:
             watch.stop()
@@ -129,21 +129,19 @@ class Bench:
         every = self.options.every
         return max(every, min(kind.warmup * every, WARMUP_STEPS_MAX))
 
-    def _steps(self, strategy: Strategy, base: int, began: float) -> dict[str, Any]:
-        """Train the counted steps of a block that began at *began*."""
-        every = self.options.every
-        limits = [steps for size, steps in STEPS_OF_LARGE.items() if self.bytes > size]
-        counted = min([self.options.steps, *limits])
+    def _steps(self, strategy: Strategy, base: int) -> dict[str, Any]:
+        """Train the counted steps of a block."""
+        every, counted = self.options.every, self.options.steps
         wanted = counted if every == 1 else max(1, counted // every) * every
-        # What steps take from here on is known by now; a slow block stops early.
         steps, stalls, saves, self.workload.phases = [], [], [], []
         strategy.stall()
+        began = time.perf_counter()
         for index in range(wanted):
             took, stall = self._saved_step(strategy, base)
             steps.append(took)
             stalls.append(stall)
             saves.append(time.monotonic_ns())
-            late = time.perf_counter() - began > BLOCK_SECONDS_MAX
+            late = time.perf_counter() - began > STEPS_SECONDS_MAX
             if late and (index + 1) % every == 0:
                 break
         phases = [[*phase, end] for phase, end in zip(self.workload.phases, saves, strict=True)]
@@ -203,26 +201,40 @@ def _closed(strategy: Strategy) -> Iterator[None]:
         strategy.close()
 
 
+def finalists(entries: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what later rounds are of, after one block of each: ours, and the best peers."""
+    added = {
+        name: median(block["steps"]) - figures.plain_seconds(block)
+        for name, entry in entries.items()
+        for block in entry.get("blocks", ())[:1]
+    }
+    peers = sorted((n for n in added if not n.startswith(OURS[0])), key=added.__getitem__)
+    return [name for name in OURS if name in added] + peers[:FINAL_PEERS]
+
+
 def measure(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Run rounds until there are enough or the time is over; return blocks by strategy."""
+    """Run rounds until there are enough or the time is over; return entries by strategy."""
     options, say = bench.options, bench.say
     chosen, missing = catalog.choose(options.strategies, state_bytes=bench.bytes)
     entries: dict[str, dict[str, Any]] = {
         name: {"blocks": []} for name in catalog.NAMES if name in chosen
     } | {name: {"missing": reason} for name, reason in missing.items()}
     order = random.Random(options.seed)
-    began = time.monotonic()
+    began = 0.0
     plain = bench.plain()
     for number in range(options.rounds):
-        if number and time.monotonic() - began > options.budget_s:
+        if number == 1:
+            began = time.monotonic()
+        elif number and time.monotonic() - began > options.budget_s:
             break
-        names = [name for name in chosen if "missing" not in entries[name]]
+        names = finalists(entries) if number else [*chosen]
         order.shuffle(names)
         for name in names:
             entered = time.monotonic()
             copy = bench.copy_seconds()
             try:
-                block = bench.block(chosen[name], first=number == 0)
+                alone = number == 0 or name in OURS
+                block = bench.block(chosen[name], alone=alone)
             except UnavailableError as reason:
                 entries[name] = {"missing": str(reason)}
                 say(f"{name}: not run: {reason}")

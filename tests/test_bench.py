@@ -324,17 +324,32 @@ class Forgetful(strategies.TorchSave):
         return step
 
 
-def test_a_strategy_that_loses_a_byte_is_not_measured(tmp_path):
+@pytest.fixture(scope="module")
+def harness():
     # Its module shares its name with a helper of other tests.
     spec = importlib.util.spec_from_file_location("bench_harness", BENCH / "harness.py")
-    harness = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(harness)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_later_rounds_are_of_ours_and_of_the_best_peers(harness):
+    added = {"a": 0.3, "lightckpt": 0.9, "b": 0.1, "lightckpt-file": 0.0, "c": 0.2}
+    entries = {
+        name: {"blocks": [{"steps": [1 + more], "plain_before": [1.0], "plain_after": [1.0]}]}
+        for name, more in added.items()
+    }
+    entries["d"] = {"missing": "it is not installed"}
+    assert harness.finalists(entries) == ["lightckpt", "b", "c"]
+
+
+def test_a_strategy_that_loses_a_byte_is_not_measured(harness, tmp_path):
     options = arguments.parse("small", ["--steps", "1", "--dir", str(tmp_path)])
     bench = harness.Bench(options, tmp_path / "block", tiny(seed=1), print)
-    found = bench.block(strategies.TorchSave, first=True)
+    found = bench.block(strategies.TorchSave, alone=True)
     assert found["alone"]["verified"]
     with pytest.raises(AssertionError, match=r"forgetful saved step .* other bytes"):
-        bench.block(Forgetful, first=True)
+        bench.block(Forgetful, alone=True)
 
 
 # Kills.
