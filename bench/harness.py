@@ -44,6 +44,7 @@ COPY_BYTES_MAX = 256 << 20
 MEMORY_SPARE_BYTES = 1 << 30
 STEPS_SECONDS_MAX = 8.0  # a strategy that is so slow counts fewer steps, at least one
 OURS, FINAL_PEERS = ("lightckpt", "lightckpt-stop"), 2
+FINAL_SECONDS_MAX = 40.0
 TIMELINE_STEPS = 4
 CONSOLE_COLUMNS = 140
 ALONE_MAX, ALONE_SECONDS = 5, 1.5  # saves with nothing beside them, for so long at most
@@ -202,11 +203,15 @@ def _closed(strategy: Strategy) -> Iterator[None]:
 
 
 def finalists(entries: dict[str, dict[str, Any]]) -> list[str]:
-    """Return what later rounds are of, after one block of each: ours, and the best peers."""
+    """Return what later rounds are of, after one block of each: ours, and the best peers.
+
+    A peer whose block took too long is not measured again.
+    """
     added = {
         name: median(block["steps"]) - figures.plain_seconds(block)
         for name, entry in entries.items()
         for block in entry.get("blocks", ())[:1]
+        if name in OURS or block["seconds"] <= FINAL_SECONDS_MAX
     }
     peers = sorted((n for n in added if not n.startswith(OURS[0])), key=added.__getitem__)
     return [name for name in OURS if name in added] + peers[:FINAL_PEERS]

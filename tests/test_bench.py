@@ -236,8 +236,8 @@ def test_of_large_states_the_slow_are_left_out_unless_they_are_asked_for():
     counts = [len(catalog.choose((), state_bytes=size << 30)[0]) for size in (1, 2, 4)]
     assert counts == sorted(counts, reverse=True)
     missing = catalog.choose((), state_bytes=2 << 30)[1]
-    assert missing["torch.save"] == "left out of states above 1 GiB, for time"
-    assert "torch.save" in catalog.choose(("torch.save",), state_bytes=4 << 30)[0]
+    assert missing["torch.save-safe"] == "left out of states above 1 GiB, for time"
+    assert "torch.save-safe" in catalog.choose(("torch.save-safe",), state_bytes=4 << 30)[0]
 
 
 # Strategies.
@@ -334,9 +334,18 @@ def harness():
 
 
 def test_later_rounds_are_of_ours_and_of_the_best_peers(harness):
-    added = {"a": 0.3, "lightckpt": 0.9, "b": 0.1, "lightckpt-file": 0.0, "c": 0.2}
+    added = {"a": 0.3, "lightckpt": 0.9, "b": 0.1, "lightckpt-file": 0.0, "c": 0.2, "slow": 0.05}
     entries = {
-        name: {"blocks": [{"steps": [1 + more], "plain_before": [1.0], "plain_after": [1.0]}]}
+        name: {
+            "blocks": [
+                {
+                    "steps": [1 + more],
+                    "plain_before": [1.0],
+                    "plain_after": [1.0],
+                    "seconds": 60.0 if name == "slow" else 10.0,
+                }
+            ]
+        }
         for name, more in added.items()
     }
     entries["d"] = {"missing": "it is not installed"}
