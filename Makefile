@@ -99,7 +99,7 @@ asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about t
 packages = import sysconfig; print(sysconfig.get_path("purelib"))
 
 crash: setup ## every image that a power cut may leave of a small store; two minutes
-	$(call cmake_build,release,)
+	$(call cmake_build,release,,--target crash_check)
 	build/release/crash_check
 
 # Guided by coverage where there are clang with its runtime, and atheris; by chance where not.
@@ -214,12 +214,12 @@ bench_packages = import tomllib; project = tomllib.load(open("pyproject.toml", "
 
 comma := ,
 
-# $(call cmake_build,NAME,SANITIZERS): the C++ tests, in build/NAME.
+# $(call cmake_build,NAME,SANITIZERS,WHICH): the C++ tests, or WHICH of them, in build/NAME.
 define cmake_build
 $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLIGHTCKPT_TESTS=ON -DLIGHTCKPT_WERROR=ON \
   -DLIGHTCKPT_SANITIZE="$(2)" --log-level=WARNING
-$(BIN)/cmake --build build/$(1) -j $(JOBS)
+$(BIN)/cmake --build build/$(1) -j $(JOBS) $(3)
 endef
 
 # $(call fuzz_build,NAME,TARGET,OPTIONS): one program with ASan and UBSan, in build/NAME.
