@@ -194,7 +194,7 @@ Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
       timeout_ns < 0 ? UINT64_MAX : now_ns() + uint64_t(bounded(timeout_ns).count());
   Finished& place = finished_[number % kReports];
   const auto is_done = [&] { return place.number >= number; };
-  help_check(number, deadline_ns, lock);
+  help(number, deadline_ns, lock);
   if (timeout_ns < 0) {
     has_done_.wait(lock, is_done);
   } else if (!has_done_.wait_for(lock, bounded(timeout_ns), is_done)) {
@@ -217,11 +217,15 @@ Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
   return {};
 }
 
-// With the mutex held, which it lets go meanwhile.
-void Engine::help_check(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock) {
+// With the mutex held, which it lets go meanwhile. Who waits has a core, and a worker may have to
+// wait for one. Never for a disk: nothing could end that wait in time.
+void Engine::help(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock) {
+  const bool on_disk = store_->media().granularity() == Granularity::kPage;
+  const auto is_helped = [&](const auto& b) {
+    return b->number == number && (b->op == Op::kCheck || (b->op != Op::kCommit && !on_disk));
+  };
   while (now_ns() < deadline_ns) {
-    const auto found = std::ranges::find_if(
-        queue_, [&](const auto& b) { return b->number == number && b->op == Op::kCheck; });
+    const auto found = std::ranges::find_if(queue_, is_helped);
     if (found == queue_.end() || (*found)->taken()) return;
     run_some(found->get(), lock);
   }

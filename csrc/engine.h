@@ -163,7 +163,7 @@ class Engine {
   void stop();
   void work();
   void run_some(Batch* batch, std::unique_lock<std::mutex>& lock);
-  void help_check(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock);
+  void help(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock);
   void run_chunks(Batch* batch, size_t begin, size_t end);
   bool run_chunk(const Batch& batch, const Chunk& chunk);
   void run_commit(Batch* batch);

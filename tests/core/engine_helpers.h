@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -60,6 +62,16 @@ class TestEngine {
   Status poll(uint64_t batch) {
     Report unused;
     return engine->wait(batch, 0, &unused);
+  }
+  // Without taking part, as wait does.
+  Status until_done(uint64_t batch) {
+    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    Status status = poll(batch);
+    while (status.code() == Code::kTimeout && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      status = poll(batch);
+    }
+    return status;
   }
   // Submits and waits.
   Status run(Op op, uint64_t version, const State& state, Report* report = nullptr) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <fstream>
 
 #include "engine_helpers.h"
@@ -233,12 +234,49 @@ TEST(EngineThreads, workers_leave_signals_to_the_trainer) {
   } look;
   ASSERT_TRUE(is_ok(engine.begin(state)));
   engine.media->set_trace(&look);
-  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, state)));
+  uint64_t batch = 0;
+  ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, spans_of(state), &batch)));
+  ASSERT_TRUE(is_ok(engine.until_done(batch)));
   for (int asynchronous : {SIGINT, SIGTERM, SIGUSR1, SIGALRM, SIGCHLD}) {
     EXPECT_EQ(sigismember(&look.blocked, asynchronous), 1) << asynchronous;
   }
   for (int fault : {SIGBUS, SIGSEGV}) EXPECT_EQ(sigismember(&look.blocked, fault), 0) << fault;
   engine.media->set_trace(nullptr);
+}
+
+// Returns whether `wait` ends for a batch that no worker can take.
+bool takes_part(Granularity granularity) {
+  TestEngine engine(1, granularity);
+  const State state = State::of(1, {1000, 1000});
+  const std::vector<Span> spans = spans_of(state);
+  EXPECT_TRUE(is_ok(engine.begin(state)));
+  std::atomic<int> copies{0};
+  Gate gate([&](const MediaEvent& event) { return at_copy(event) && copies++ == 0; });
+  engine.media->set_trace(&gate);
+  uint64_t held = 0, other = 0;
+  EXPECT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[0]}, &held)));
+  EXPECT_TRUE(gate.wait_held());
+  EXPECT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[1]}, &other)));
+  Report report;
+  const Status status = engine->wait(other, 50'000'000, &report);
+  EXPECT_TRUE(status.ok() || fails(status, Code::kTimeout));
+  gate.open();
+  EXPECT_TRUE(is_ok(engine.wait(held)));
+  EXPECT_TRUE(is_ok(engine.wait(other)));
+  EXPECT_TRUE(is_ok(engine.commit(state)));
+  engine.media->set_trace(nullptr);
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), state));
+  return status.ok();
+}
+
+TEST(EngineThreads, who_waits_for_a_copy_takes_part_in_it) {
+  EXPECT_TRUE(takes_part(Granularity::kVolatile));
+  EXPECT_TRUE(takes_part(Granularity::kCacheLine));
+}
+
+// A write that hangs there could not be given up in time.
+TEST(EngineThreads, who_waits_for_a_disk_only_waits) {
+  EXPECT_FALSE(takes_part(Granularity::kPage));
 }
 
 }  // namespace
