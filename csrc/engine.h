@@ -20,8 +20,10 @@
 // (stream_wait). So a commit may be queued before the last piece has arrived: it waits for the
 // batches of its attempt, and is refused where a check among them found other bytes.
 //
-// A check touches no media, so it cannot hang there: who waits for one does its share of it, rather
-// than wait for a worker to wake up. Guards do, many times a second.
+// Who waits for a batch does its share of it, rather than wait for a worker to get a core: guards
+// and boundaries do, in every step, while the trainer's own threads may still spin. Commits are
+// left to workers, and so is all but a check, which touches no media, where that is a disk: a
+// thread that hangs there could not give up at its deadline.
 //
 // Threads: submit, wait and stat from any; begin, commit, drop from one at a time. Workers block
 // all signals but those that a fault in them raises.
