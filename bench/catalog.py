@@ -26,7 +26,7 @@ MEDIA_STATE_BYTES_MAX = 128 << 20
 # All of them would take more than eight minutes on two cores: of states above so many bytes some
 # are left out, unless they are asked for. Those that LightCheck compares stay.
 LEFT_OUT = {
-    1 << 30: ("torch.save-safe", "moonclip", "dcp-async-process"),
+    256 << 20: ("torch.save-safe", "moonclip", "dcp-async-process"),
     3 << 30: ("dcp", "dcp-async-thread", "lightckpt-stop"),
 }
 
@@ -66,7 +66,7 @@ def choose(
     if not asked:
         asked = ("all",) if state_bytes <= MEDIA_STATE_BYTES_MAX else ("table",)
         left_out = {
-            name: f"left out of states above {limit >> 30} GiB, for time"
+            name: f"left out of states above {limit >> 20} MiB, for time"
             for limit, names in LEFT_OUT.items()
             for name in names
             if state_bytes > limit
