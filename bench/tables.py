@@ -26,12 +26,9 @@ def newest(lines: list[Line], *, smoke: bool = False) -> dict[tuple[Any, ...], L
 
 
 def six_lines(lines: dict[tuple[Any, ...], Line], device: str = "cpu") -> dict[str, Line]:
-    """Return, by model, the lines with a checkpoint in every step."""
-    return {
-        key[0]: line
-        for key, line in lines.items()
-        if key[0] in SIX and key[1] == 1 and key[3] == device
-    }
+    """Return, by model, the lines with a checkpoint in every step; in the order of LightCheck's."""
+    found = {key[0]: line for key, line in lines.items() if key[1] == 1 and key[3] == device}
+    return {model: found[model] for model in SIX if model in found}
 
 
 def cite(line: Line) -> str:
