@@ -93,7 +93,7 @@ def _describe_tensor(entry: TensorEntry) -> dict[str, Any]:
     count = prod(n if s else min(n, 1) for n, s in zip(entry.shape, entry.stride, strict=True))
     plain = entry.extent >= 0
     tensor: dict[str, Any] = {
-        "name": name_of(entry.path),
+        "name": entry.name,
         "dtype": entry.dtype,
         "shape": list(entry.shape),
         "bytes": count * DTYPE_BYTES[entry.dtype] if plain else 0,

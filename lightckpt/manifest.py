@@ -18,7 +18,7 @@ Knows no torch: dtypes are torch's names without the prefix.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import FormatError
@@ -69,11 +69,17 @@ class TensorEntry:
     subclass: str = ""
     device: str = ""
 
+    @property
+    def name(self) -> str:
+        return name_of(self.path)
+
     def span_bytes(self) -> int:
         """Bytes from the first to behind the last element in memory; 0 if there is none."""
         if 0 in self.shape:
             return 0
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        last = 0
+        for n, s in zip(self.shape, self.stride, strict=True):
+            last += (n - 1) * s
         return (last + 1) * DTYPE_BYTES[self.dtype]
 
 
@@ -106,19 +112,20 @@ def graded(manifest: Manifest) -> list[Path]:
     ]
 
 
+_REQUIRED = ("path", "dtype", "shape", "stride", "extent")
 _DEFAULTS = {
     name: spec.default
     for name, spec in TensorEntry.__dataclass_fields__.items()
-    if name not in ("path", "dtype", "shape", "stride", "extent")
+    if name not in _REQUIRED
 }
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as UTF-8 JSON; equal manifests give equal bytes."""
-    entries = []
-    for entry in manifest.entries:
-        fields = asdict(entry)
-        entries.append({k: v for k, v in fields.items() if v != _DEFAULTS.get(k, ...)})
+    entries = [
+        {k: v for k, v in vars(entry).items() if v != _DEFAULTS.get(k, ...)}
+        for entry in manifest.entries
+    ]
     return json.dumps(
         {
             "made_by": manifest.made_by,
@@ -159,41 +166,44 @@ def _size(value: Any) -> int:
     return value
 
 
+def _sizes(values: Any) -> tuple[int, ...]:
+    for value in values:
+        _size(value)
+    return tuple(values)
+
+
 def _path(value: Any) -> Path:
-    if not isinstance(value, list) or not value or any(type(part) is not str for part in value):
+    if not isinstance(value, list) or set(map(type, value)) != {str}:
         raise ValueError(f"{value!r} is no path")
     return tuple(value)
 
 
 def _entry(fields: dict[str, Any], extents: tuple[int, ...]) -> TensorEntry:
-    unknown = fields.keys() - TensorEntry.__dataclass_fields__.keys()
-    if unknown:
-        raise ValueError(f"unknown fields {sorted(unknown)}")
-    for name, default in _DEFAULTS.items():
-        if name in fields and type(fields[name]) is not type(default):
+    for name in fields.keys() - _REQUIRED:
+        if name not in _DEFAULTS:
+            raise ValueError(f"{name!r} is no field of a tensor")
+        if type(fields[name]) is not type(_DEFAULTS[name]):
             raise ValueError(f"{name} is {fields[name]!r}")
-    fixed = {
-        "path": _path(fields["path"]),
-        "shape": tuple(_size(n) for n in fields["shape"]),
-        "stride": tuple(_size(n) for n in fields["stride"]),
-    }
-    entry = TensorEntry(**{**fields, **fixed})
-    where = name_of(entry.path)
+    fields["path"] = _path(fields["path"])
+    fields["shape"], fields["stride"] = _sizes(fields["shape"]), _sizes(fields["stride"])
+    entry = TensorEntry(**fields)
     if entry.device not in ("", "cuda"):
-        raise ValueError(f"{where} is on {entry.device!r}")
+        raise ValueError(f"{entry.name} is on {entry.device!r}")
     known = entry.dtype in DTYPE_BYTES or bool(entry.subclass)
     if type(entry.dtype) is not str or not known:
-        raise ValueError(f"{where} has the dtype {entry.dtype!r}")
+        raise ValueError(f"{entry.name} has the dtype {entry.dtype!r}")
     if len(entry.shape) != len(entry.stride):
-        raise ValueError(f"{where} has {len(entry.shape)} sizes and {len(entry.stride)} strides")
+        raise ValueError(
+            f"{entry.name} has {len(entry.shape)} sizes and {len(entry.stride)} strides"
+        )
     if type(entry.extent) is not int or not -1 <= entry.extent < len(extents):
-        raise ValueError(f"{where} lies in extent {entry.extent} of {len(extents)}")
+        raise ValueError(f"{entry.name} lies in extent {entry.extent} of {len(extents)}")
     if entry.extent < 0 and not (0 in entry.shape or entry.uninitialised or entry.subclass):
-        raise ValueError(f"{where} of shape {list(entry.shape)} lies in no extent")
+        raise ValueError(f"{entry.name} of shape {list(entry.shape)} lies in no extent")
     if entry.extent >= 0:
         end = _size(entry.offset) + _stored_bytes(entry)
         if end > extents[entry.extent]:
-            raise ValueError(f"{where} ends at {end} of {extents[entry.extent]} bytes")
+            raise ValueError(f"{entry.name} ends at {end} of {extents[entry.extent]} bytes")
     return entry
 
 

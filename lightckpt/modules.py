@@ -51,7 +51,8 @@ def set_modes(host: dict[str, Any], run: Run) -> None:
         for at, module in named_modules(model):
             # A wrapper that the version does not know of is in the mode of what it wraps.
             known = at if at in saved else wrappers.get(at, at)
-            module.training = known not in evaluating
+            if module.training != (known not in evaluating):
+                module.training = not module.training
 
 
 def load_module_states(host: dict[str, Any], run: Run) -> None:

@@ -8,11 +8,12 @@ round.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 _ALWAYS_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_NAMES_OF_WRAPPED = (*_ALWAYS_WRAPPERS, "module")
 
 
 def _is_wrapper(module: nn.Module, child: str) -> bool:
@@ -69,14 +70,13 @@ def _visit(model: nn.Module, *, every_name: bool = False) -> Iterator[tuple[str,
         for name, child in reversed(module._modules.items()):
             if child is None:
                 continue
-            if _is_wrapper(module, name):
+            if name in _NAMES_OF_WRAPPED and _is_wrapper(module, name):
                 stack.append((prefix, child))
             else:
                 stack.append((f"{prefix}.{name}" if prefix else name, child))
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A tensor where a module holds it: ``holder[key]`` is the tensor."""
 
     name: str

@@ -8,13 +8,12 @@ any length costs two comparisons. Where strides differ, rows are compared one by
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Dims = tuple[tuple[int, int], ...]  # (stride in bytes, how many), outer ones first
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(NamedTuple):
     """The bytes of a tensor: runs of ``run`` bytes, the first at ``begin``."""
 
     begin: int

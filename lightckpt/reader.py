@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ._core import Op, Store, Version, make_spans
 from .errors import BusyError, FormatError, NotFoundError
-from .manifest import Manifest, decode_manifest, name_of
+from .manifest import Manifest, decode_manifest
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all; what it raises ends the work."""
@@ -114,7 +114,7 @@ def check_extents(store: Store, version: int, manifest: Manifest) -> None:
 def names_in(manifest: Manifest, extents: Collection[int]) -> list[str]:
     """Name the tensors that lie in *extents*, in the manifest's order."""
     wanted = set(extents)
-    names = [name_of(e.path) for e in manifest.entries if e.extent in wanted]
+    names = [e.name for e in manifest.entries if e.extent in wanted]
     named = {e.extent for e in manifest.entries}
     return names + [f"extent {extent}" for extent in sorted(wanted - named)]
 

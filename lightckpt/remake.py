@@ -39,7 +39,7 @@ def remake(
 
 def fill_loose(host: dict[str, Any], run: Run, places: dict[Path, Tensor]) -> None:
     """Set the tensors that have no bytes of their own in a version (sparse ones)."""
-    empty = _empty(run)
+    empty = _empty(run) if host["loose"] else {}
     for path, saved in host["loose"]:
         kind, *rest = path
         if kind == "grad":
@@ -74,6 +74,8 @@ def _empty(run: Run) -> dict[Path, Empty]:
 def _empty_buffers(
     manifest: Manifest, host: dict[str, Any], run: Run, places: dict[Path, Tensor]
 ) -> None:
+    if not manifest.absent:
+        return
     _, to_empty = fillable(manifest, host, run)
     for name, model in run.models.items():
         for held in list(held_tensors(model)):
@@ -96,9 +98,9 @@ def _set_flags(manifest: Manifest, places: dict[Path, Tensor]) -> None:
         tensor = places.get(entry.path)
         if (
             tensor is not None
+            and tensor.requires_grad != entry.requires_grad
             and isinstance(tensor, nn.Parameter) == entry.parameter
             and tensor.is_leaf
-            and tensor.requires_grad != entry.requires_grad
         ):
             tensor.requires_grad = entry.requires_grad
 
@@ -192,8 +194,8 @@ def _make_state(
     """Make what the run lacks, reusing live tensors that fit; bytes come later."""
     wanted: dict[str, dict[Any, dict[Any, Any]]] = {name: {} for name in run.optimizers}
     whole: dict[str, dict[Any, Any]] = {name: {} for name in run.optimizers}
-    empty = _empty(run)
     jobs = _jobs(manifest, run, places)
+    empty = _empty(run) if any(job.entry.path[0] not in MADE for job in jobs) else {}
     for job, tensor in zip(jobs, make_all(jobs, ties, places), strict=True):
         kind, *rest = path = job.entry.path
         if kind == "state":
@@ -229,7 +231,7 @@ def _jobs(manifest: Manifest, run: Run, places: dict[Path, Tensor]) -> list[Job]
     jobs = []
     for entry in manifest.entries:
         kind, *rest = entry.path
-        if entry.path[:-1] in wrappers:  # they bring their inner tensors
+        if wrappers and entry.path[:-1] in wrappers:  # they bring their inner tensors
             continue
         if kind == "state":
             owner = places[tuple(rest[2:])]

@@ -227,7 +227,7 @@ def apply(store: Store, version: int, run: Run, restoration: Restoration) -> Non
     manifest, host, places = restoration.manifest, restoration.host, restoration.places
     with torch.no_grad(), _plain_tensors():
         remake(manifest, host, run, places, restoration.ties)
-        write_targets(store, version, _targets(restoration, places))
+        write_targets(store, version, manifest.extents, _targets(restoration, places))
         fill_loose(host, run, places)
     load_module_states(host, run)
     for kind, attribute in STATEFUL.items():

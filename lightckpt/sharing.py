@@ -165,7 +165,7 @@ def _broken(tie: Tie, entry: TensorEntry, first: TensorEntry) -> StructureError:
     others = [b if a is entry else a for a, b in tie.pairs if entry in (a, b)]
     other = first if first in others else others[0]
     return StructureError(
-        f"{name_of(other.path)} and {name_of(entry.path)} share memory in the store, not in the run"
+        f"{name_of(other.path)} and {entry.name} share memory in the store, not in the run"
     )
 
 
@@ -253,9 +253,7 @@ def _subclass(entry: TensorEntry, held: Any, owner: Tensor | None) -> Tensor:
     for candidate in (held, None if owner is None else torch.zeros_like(owner)):
         if isinstance(candidate, Tensor) and type(candidate).__qualname__ == entry.subclass:
             return candidate
-    raise StructureError(
-        f"{name_of(entry.path)} is a {entry.subclass}; none can be made from its parameter"
-    )
+    raise StructureError(f"{entry.name} is a {entry.subclass}; none can be made from its parameter")
 
 
 @dataclass

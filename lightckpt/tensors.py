@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import Parameter, is_lazy
 
 from .errors import FormatError
 from .hoststate import Blob
@@ -39,7 +39,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def is_uninitialised(tensor: Tensor) -> bool:
-    return isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+    return is_lazy(tensor)  # a plain class: isinstance of a Parameter's runs Python
 
 
 def inner_tensors(tensor: Tensor) -> dict[str, Tensor] | None:

@@ -6,6 +6,7 @@ staging. Others (several tensors in one extent, strided or
 expanded ones, other strides than saved) are copied from the mapped extent after it was verified.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from . import _core, gpus
 from ._core import Op, Snapshot, Store
 from .errors import CorruptError
-from .manifest import TensorEntry, name_of
+from .manifest import TensorEntry
 from .tensors import compact, dtype_of, is_dense, span_of
 
 
@@ -35,7 +36,7 @@ class Target:
             and entry.span_bytes() == extent_bytes
             and tensor.stride() == entry.stride
             and tuple(tensor.shape) == entry.shape
-            and is_dense(entry.shape, entry.stride)
+            and (tensor.is_contiguous() or is_dense(entry.shape, entry.stride))
             and tensor.is_conj() == entry.conj
             and tensor.is_neg() == entry.neg
         )
@@ -67,14 +68,13 @@ def stored_view(buffer: Any, entry: TensorEntry) -> Tensor:
     return view._neg_view() if entry.neg else view
 
 
-def write_targets(store: Store, version: int, targets: list[Target]) -> None:
-    """Fill the targets from *version*, each byte verified.
+def write_targets(store: Store, version: int, sizes: Sequence[int], targets: list[Target]) -> None:
+    """Fill the targets from *version*, whose extents have *sizes* in bytes, each byte verified.
 
     Raises:
         CorruptError: naming the tensors whose bytes differ from their checksums.
         MediaError: the media failed.
     """
-    sizes = {t.entry.extent: len(store.locate(version, t.entry.extent)) for t in targets}
     direct: dict[int, Target] = {}
     others: list[Target] = []
     for target in targets:
@@ -90,7 +90,7 @@ def write_targets(store: Store, version: int, targets: list[Target]) -> None:
     )
     bad = {extent for batch in (*readings, checking) for extent in store.wait(batch).bad}
     if bad:
-        names = [name_of(t.entry.path) for t in targets if t.entry.extent in bad]
+        names = [t.entry.name for t in targets if t.entry.extent in bad]
         raise CorruptError(f"bytes of {', '.join(names)} differ from their checksums")
     for target in others:
         if target.entry.extent in direct and _lies_in(target, direct[target.entry.extent]):
