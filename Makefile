@@ -137,13 +137,14 @@ bench: $(BENCHED) ## every model beside what users take instead, and the report;
 	  $(BIN)/python bench/$$model.py $(BENCH_FLAGS) || exit 1; done
 ifeq ($(MODEL),)
 	$(BIN)/python bench/small.py --kills 20 $(BENCH_FLAGS)
-	$(BIN)/python bench/small.py --every 10 --steps 30 --rounds 2 --strategies table --no-recovery
+	$(BIN)/python bench/small.py --every 10 --steps 30 --rounds 2 --strategies $(FEW) --no-recovery
 	$(BIN)/python bench/small.py --every 100 --steps 100 --rounds 1 --strategies $(FEW) --no-recovery
 	$(BIN)/python bench/scale.py
 endif
 	$(BIN)/python bench/report.py
 
-FEW := lightckpt,lightckpt-stop,torch.save-safe,safetensors,dcp-async-stager,checkfreq-style
+FEW := lightckpt,lightckpt-stop,torch.save-safe,safetensors,dcp-async-stager
+FEW := $(FEW),checkfreq-style,pccheck-style
 
 bench-engine: $(INSTALLED) ## the engine beside plain copies; appends to bench/results/engine.ndjson
 	$(BIN)/python bench/engine.py

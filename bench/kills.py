@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -28,6 +29,7 @@ OUTCOMES = ("new", "old", "nothing", "mixture")
 LARGE_BYTES = 1 << 30
 # Of large states only these are killed: others take minutes, and their restore is timed in blocks.
 KINDS_OF_LARGE = ("lightckpt", "torch.save", "checkfreq")
+KILLED_AT_ONCE = 2  # strategies: a life waits more than it computes
 STEPS_BEFORE_KILL = 2  # at least so many saves are begun in a life before the one that is hit
 HERE = str(Path(__file__).parent)
 
@@ -287,23 +289,31 @@ def run_all(
     import catalog
 
     import_s = start_server(options.model)
+    jobs = [
+        Job(options.model, name, folder / name, options.smoke, options.seed, options.device)
+        for name, entry in entries.items()
+        if "missing" not in entry
+    ]
     seen: set[str] = set()
-    for name, entry in entries.items():
-        if "missing" in entry:
-            continue
-        job = Job(options.model, name, folder / name, options.smoke, options.seed, options.device)
+    for job in jobs:
+        name = job.strategy
         job.folder.mkdir()
         kind = catalog.by_name(name).kind
         large = state_bytes > LARGE_BYTES and kind not in KINDS_OF_LARGE
         if options.recovery and kind and kind not in seen and not large:
             seen.add(kind)
-            entry["recovery"] = recover(job)
+            entries[name]["recovery"] = found = recover(job)
             discard(job)
-            took = sum(entry["recovery"][part] for part in RECOVERY_PARTS)
+            took = sum(found[part] for part in RECOVERY_PARTS)
             say(f"killed {name}: {took:.2f} s from the start to the first step done")
-        if options.kills:
-            entry["kills"] = matrix(job, kills=options.kills, seed=options.seed)
-            say(f"killed {name} {options.kills} times: {entry['kills']['outcomes']}")
+
+    def kill_often(job: Job) -> None:
+        entries[job.strategy]["kills"] = found = matrix(job, kills=options.kills, seed=options.seed)
+        say(f"killed {job.strategy} {options.kills} times: {found['outcomes']}")
+
+    if options.kills:  # nothing is timed here
+        with ThreadPoolExecutor(KILLED_AT_ONCE) as pool:
+            list(pool.map(kill_often, jobs))
     return {"import_s": import_s}
 
 

@@ -236,7 +236,7 @@ def test_of_large_states_the_slow_are_left_out_unless_they_are_asked_for():
     counts = [len(catalog.choose((), state_bytes=size << 30)[0]) for size in (1, 2, 4)]
     assert counts == sorted(counts, reverse=True)
     missing = catalog.choose((), state_bytes=2 << 30)[1]
-    assert missing["torch.save-safe"] == "left out of states above 256 MiB, for time"
+    assert missing["torch.save-safe"] == "left out of states above 128 MiB, for time"
     assert "torch.save-safe" in catalog.choose(("torch.save-safe",), state_bytes=4 << 30)[0]
 
 
