@@ -220,55 +220,67 @@ def finalists(entries: dict[str, dict[str, Any]]) -> list[str]:
 
 def measure(bench: Bench) -> dict[str, dict[str, Any]]:
     """Run rounds until there are enough or the time is over; return entries by strategy."""
-    options, say = bench.options, bench.say
+    options = bench.options
     chosen, missing = catalog.choose(options.strategies, state_bytes=bench.bytes)
     entries: dict[str, dict[str, Any]] = {
         name: {"blocks": []} for name in catalog.NAMES if name in chosen
     } | {name: {"missing": reason} for name, reason in missing.items()}
     order = random.Random(options.seed)
     began = time.monotonic()
-    plain = bench.plain()
-    for number in range(options.rounds):
-        limit = FIRST_SECONDS_MAX if number == 1 else options.budget_s
-        if number and time.monotonic() - began > limit:
+    _round(bench, 0, _shuffled(chosen, order), entries)
+    rounds = options.rounds if time.monotonic() - began <= FIRST_SECONDS_MAX else 1
+    began = time.monotonic()
+    for number in range(1, rounds):
+        if time.monotonic() - began > options.budget_s:
             break
-        if number == 1:
-            began = time.monotonic()
-        names = finalists(entries) if number else [*chosen]
-        order.shuffle(names)
-        for name in names:
-            entered = time.monotonic()
-            copy = bench.copy_seconds()
-            try:
-                # A save alone is of the step that is due, and costs all those before it.
-                alone = options.every == 1 and (number == 0 or name in OURS)
-                block = bench.block(chosen[name], alone=alone)
-            except UnavailableError as reason:
-                entries[name] = {"missing": str(reason)}
-                say(f"{name}: not run: {reason}")
-                plain = bench.plain()
-                continue
-            after = bench.plain()
-            block |= {
-                "seconds": time.monotonic() - entered,
-                "round": number,
-                "copy_s": copy,
-                "plain_before": plain,
-                "plain_after": after,
-            }
-            plain = after
-            if number:  # one is enough to look at
-                del block["timeline"]
-            entries[name]["blocks"].append(block)
-            added = median(block["steps"]) - figures.plain_seconds(block)
-            took = f"{1e3 * added:+.0f} ms a step; {block['seconds']:.0f} s"
-            say(f"round {number + 1}: {name}: {took}")
+        kinds = {name: chosen[name] for name in finalists(entries)}
+        _round(bench, number, _shuffled(kinds, order), entries)
     for entry in entries.values():
         if entry.get("blocks"):
             entry["figures"] = figures.summarise(
                 entry["blocks"], every=options.every, state_bytes=bench.bytes
             )
     return entries
+
+
+def _shuffled(kinds: dict[str, type[Strategy]], order: random.Random) -> list[type[Strategy]]:
+    names = [*kinds]
+    order.shuffle(names)
+    return [kinds[name] for name in names]
+
+
+def _round(
+    bench: Bench, number: int, kinds: list[type[Strategy]], entries: dict[str, dict[str, Any]]
+) -> None:
+    """Run a block of each of *kinds*, in this order, between plain steps."""
+    plain = bench.plain()
+    for kind in kinds:
+        entered = time.monotonic()
+        copy = bench.copy_seconds()
+        # A save alone is of the step that is due, and costs all those before it.
+        alone = bench.options.every == 1 and (number == 0 or kind.name in OURS)
+        try:
+            block = bench.block(kind, alone=alone)
+        except UnavailableError as reason:
+            entries[kind.name] = {"missing": str(reason)}
+            bench.say(f"{kind.name}: not run: {reason}")
+            plain = bench.plain()
+            continue
+        after = bench.plain()
+        block |= {
+            "seconds": time.monotonic() - entered,
+            "round": number,
+            "copy_s": copy,
+            "plain_before": plain,
+            "plain_after": after,
+        }
+        plain = after
+        if number:  # one is enough to look at
+            del block["timeline"]
+        entries[kind.name]["blocks"].append(block)
+        added = median(block["steps"]) - figures.plain_seconds(block)
+        took = f"{1e3 * added:+.0f} ms a step; {block['seconds']:.0f} s"
+        bench.say(f"round {number + 1}: {kind.name}: {took}")
 
 
 def run(options: Options) -> int:
