@@ -44,8 +44,17 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit that runs, marked if files differ from it; "" outside a repository."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    """Return the commit that runs, marked if files differ from it; "" outside a repository.
+
+    Recorded lines do not count: a run of several scripts adds to them itself.
+    """
+    head = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
