@@ -6,7 +6,6 @@ import signal
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -320,8 +319,12 @@ class Checkpointer:
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the newest version is durable, and return the newest durable step.
 
+        On another thread than the one that trains it waits for that one's next update, boundary
+        or ``wait``: training must not wait for a thread that is in here.
+
         Raises:
             CheckpointError: a version since the last ``wait`` failed; the message says why.
+            WaitTimeoutError: not durable within *timeout* seconds (None: the checkpointer's).
         """
         self._check_open()
         return self._driver.land(timeout)
@@ -373,12 +376,7 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         # An exception left an iteration unfinished: it ends none, but the version before it counts.
         try:
             self._close(ended=error is None)

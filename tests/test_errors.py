@@ -1,7 +1,6 @@
 """Bad input and faults: each gets a clear error with its values in it, and loses nothing."""
 
 import os
-import threading
 
 import pytest
 import torch
@@ -176,34 +175,6 @@ def test_a_forked_child_is_inert(path):
         update(model, optimizer, 1)
         checkpointer.mark()
         assert checkpointer.wait() == 2
-
-
-def test_threads_may_mark_wait_and_look_at_once(path):
-    model, optimizer = make()
-    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
-        stop, errors = threading.Event(), []
-
-        def look():
-            try:
-                while not stop.is_set():
-                    checkpointer.wait()
-                    steps = checkpointer.steps()
-                    assert steps == sorted(steps, reverse=True)
-            except Exception as error:
-                errors.append(error)
-                raise
-
-        threads = [threading.Thread(target=look) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for i in range(30):
-            update(model, optimizer, i)
-            checkpointer.mark()
-        stop.set()
-        for thread in threads:
-            thread.join(timeout=30)
-        assert not errors
-        assert checkpointer.wait() == 30
 
 
 def test_pinned_steps_stay(path):

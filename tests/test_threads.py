@@ -3,13 +3,14 @@ once, and what is committed is whole. Method: threads that mark, wait, look, clo
 bounded by work; every join has a deadline."""
 
 import threading
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import lightckpt
-from lightckpt.errors import CheckpointError
+from lightckpt.errors import CheckpointError, WaitTimeoutError
 from training import make, state_of, update
 
 DEADLINE = 60
@@ -85,10 +86,32 @@ def test_marks_that_nothing_orders_keep_every_version_whole(path):
     assert torch.equal(lightckpt.load(path)["tensors"]["x"], tensor)
 
 
+def test_threads_may_mark_wait_and_look_at_once(path):
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
+        stop = threading.Event()
+
+        def look():
+            while not stop.is_set():
+                checkpointer.wait()
+                steps = checkpointer.steps()
+                assert steps == sorted(steps, reverse=True)
+
+        with Crew() as crew:
+            for _ in range(3):
+                crew.start(look)
+            for i in range(30):
+                update(model, optimizer, i)
+                checkpointer.mark()
+            # The others wait for this thread to land the last version, so it may not wait for them.
+            assert checkpointer.wait() == 30
+            stop.set()
+
+
 @pytest.mark.parametrize("decorated", [False, True])
 def test_close_in_the_middle_of_everything_leaves_a_whole_version(path, decorated):
     model, optimizer = make()
-    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=5)
+    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=DEADLINE)
     if decorated:
         checkpointer.decorate(optimizer.step)
     begun = threading.Barrier(5)
@@ -114,8 +137,9 @@ def test_close_in_the_middle_of_everything_leaves_a_whole_version(path, decorate
         for call in (checkpointer.wait, checkpointer.steps, checkpointer.info):
             crew.start(until_closed, call)
         begun.wait(DEADLINE)
+        deadline = time.monotonic() + DEADLINE
         while checkpointer.latest < 3:
-            pass
+            assert time.monotonic() < deadline, "no version became durable"
         checkpointer.close()
     state = lightckpt.load(path)
     assert state["step"] >= 3
@@ -141,6 +165,23 @@ def test_a_waiter_on_another_thread_is_released_by_close(path):
         crew.start(wait)
         assert waiting.wait(DEADLINE)
         checkpointer.close()
+
+
+def test_who_waits_for_a_training_thread_that_waits_for_it_is_told(path):
+    """Only the training thread lands what is copied behind it; here it joins the waiter instead."""
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer, mode="overlap") as run:
+        for i in range(6):  # so many, that the last is copied lazily
+            update(model, optimizer, i)
+            run.mark()
+        with Crew() as crew:
+
+            def wait():
+                with pytest.raises(WaitTimeoutError, match=r"step 6 is not .* reached neither"):
+                    run.wait(timeout=0.1)
+
+            crew.start(wait)
+        assert run.wait() == 6
 
 
 def test_guards_fire_from_the_threads_that_run_backward(path):
