@@ -116,16 +116,15 @@ class Checkpointer:
             Archiver(self._driver.store, Path(archive), archive_every) if archive else None
         )
         self._pinned: set[int] = set()  # versions, so that pinning twice is pinning once
-        versions = [v for v in self._driver.store.versions() if not v.damaged]
-        self._driver.durable_step = versions[0].step if versions else 0
+        self._driver.durable_step = next(iter(self._driver.steps()), 0)
         self._step = 0
         self._loops = Loops(run)
-        self._decoration = Decoration(self._driver, weakly(self, Checkpointer._mark))
+        self._decoration = Decoration(self._driver, weakly(self, Checkpointer._end_pending))
         self._preemption = Preemption()
         self._owner = os.getpid()
         self._handles = [h for name in run.optimizers for h in self._watch(name)]
         # A long evaluation must not keep the last step from becoming durable.
-        poll = weakly(self, Checkpointer._poll)
+        poll = weakly(self._driver, Driver.poll)
         self._handles += [glimpse_forward(model, poll) for model in run.models.values()]
         self._at_exit = weakly(self, Checkpointer._end_quietly)
         atexit.register(self._at_exit)
@@ -191,17 +190,28 @@ class Checkpointer:
     def _mark(self) -> Ticket:
         with self._driver.lock:
             self._check_open()
-            self._step += 1
-            self._loops.went_on()
-            self._decoration.give_way()
-            asked = self._preemption.asked
-            flight, skipped = self._driver.boundary(self._step, self._loops.state, anyway=asked)
-            ticket = Ticket(self._driver, self._step, flight, skipped)
-            if self._archiver is not None and flight is not None:
-                self._archiver.look(self._step)
+            ticket, asked = self._boundary()
         if asked:
             self._preemption.finish(self._driver)
         return ticket
+
+    def _end_pending(self) -> None:
+        with self._driver.lock:
+            # Since a hook saw one to end, another thread may have ended it, or closed.
+            asked = self._decoration.is_pending() and self._boundary()[1]
+        if asked:
+            self._preemption.finish(self._driver)
+
+    def _boundary(self) -> tuple[Ticket, bool]:
+        """End an iteration; return also whether a signal asks to finish once the lock is free."""
+        self._step += 1
+        self._loops.went_on()
+        self._decoration.give_way()
+        asked = self._preemption.asked
+        flight, skipped = self._driver.boundary(self._step, self._loops.state, anyway=asked)
+        if self._archiver is not None and flight is not None:
+            self._archiver.look(self._step)
+        return Ticket(self._driver, self._step, flight, skipped), asked
 
     def finish_on(self, *signals: int) -> None:
         """Let *signals* end the run in order: SIGTERM, unless others are named.
@@ -235,16 +245,9 @@ class Checkpointer:
             ValueError: the optimizer, or every model, is unknown to this checkpointer.
         """
         if self._decoration.start(step):
-            forward, models = weakly(self, Checkpointer._entered), self._driver.run.models
-            self._handles += [watch_forward(model, forward) for model in models.values()]
+            forward = weakly(self._decoration, Decoration.entered)
+            self._handles += [watch_forward(m, forward) for m in self._driver.run.models.values()]
         return step
-
-    def _poll(self) -> None:
-        if not self._driver.store.closed:
-            self._driver.poll()
-
-    def _entered(self, model: nn.Module) -> None:
-        self._decoration.entered(model)
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -260,8 +263,7 @@ class Checkpointer:
 
         Raises:
             NotFoundError: there is no version of *step*; the message lists those there are.
-            StructureError: the store holds the state of another run; the message names what
-                differs.
+            StructureError: the store holds another run's state; the message names what differs.
             CorruptError, FormatError: no version is whole; the message names what is damaged.
         """
         self._check_open()

@@ -31,7 +31,7 @@ class Decoration:
     """Whether a run is decorated, and has an iteration to end.
 
     Args:
-        end: ends the iteration.
+        end: ends the iteration, if there still is one to end.
     """
 
     def __init__(self, driver: Driver, end: Callable[[], None]) -> None:

@@ -145,6 +145,34 @@ def test_close_in_the_middle_of_everything_leaves_a_whole_version(path, decorate
     assert state["step"] >= 3
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_forward_calls_of_several_threads_end_one_iteration_once(path, closed):
+    """All have seen that one is to end; the first ends it, and none if it is closed by then."""
+    model, optimizer = make()
+    checkpointer = lightckpt.protect(optimizer, path, model=model)
+    update(model, optimizer, 0)
+    seen, end = threading.Barrier(4), checkpointer._decoration._end_one
+
+    def end_when_all_have_seen():
+        seen.wait(DEADLINE)
+        end()
+
+    checkpointer._decoration._end_one = end_when_all_have_seen
+    with Crew() as crew:
+        for _ in range(3):
+            crew.start(model, torch.zeros(1, model[0].in_features))
+        deadline = time.monotonic() + DEADLINE
+        while seen.n_waiting < 3:
+            assert time.monotonic() < deadline, "a forward call saw no end of an iteration"
+        if closed:
+            checkpointer.close()
+        seen.wait(DEADLINE)
+    update(model, optimizer, 1)
+    checkpointer.close()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
+        assert checkpointer.restore() == (1 if closed else 2)
+
+
 def test_a_waiter_on_another_thread_is_released_by_close(path):
     """The version in flight lands in close; who waits for it must not wait for the timeout."""
     model, optimizer = make()
