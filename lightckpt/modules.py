@@ -51,8 +51,9 @@ def set_modes(host: dict[str, Any], run: Run) -> None:
         for at, module in named_modules(model):
             # A wrapper that the version does not know of is in the mode of what it wraps.
             known = at if at in saved else wrappers.get(at, at)
-            if module.training != (known not in evaluating):
-                module.training = not module.training
+            training = known not in evaluating
+            if getattr(module, "training", None) is not training:  # setting costs more than this
+                module.training = training
 
 
 def load_module_states(host: dict[str, Any], run: Run) -> None:

@@ -1,7 +1,9 @@
 """Names do not depend on the wrappers around a module, and never collide."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 import lightckpt
 from lightckpt.names import held_tensors, named_modules, wrappers_in
@@ -81,3 +83,43 @@ def test_a_mode_of_what_is_wrapped_is_that_of_a_wrapper_that_is_new(path):
     with lightckpt.Checkpointer(path, model=wrapped) as checkpointer:
         checkpointer.restore()
     assert [module.training for module in wrapped.modules()] == [False] * 4
+
+
+@pytest.mark.parametrize("mode", [2, 1, 0, None, "x"])
+def test_a_mode_that_is_no_bool_comes_back_as_what_it_meant(path, mode):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    model[1].training = mode
+    with lightckpt.Checkpointer(path, model=model) as checkpointer:
+        checkpointer.mark()
+        checkpointer.wait()
+        checkpointer.restore()
+    assert model[1].training is bool(mode)
+
+
+def test_modes_are_set_where_none_can_be_read(path):
+    """A frozen TorchScript module tells no mode; old and new state stay whole."""
+    script = torch.jit.script(nn.Dropout().eval())
+    with lightckpt.Checkpointer(path, model=nn.Sequential(nn.Linear(2, 2), script)) as checkpointer:
+        checkpointer.mark()
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.freeze(script))
+    with lightckpt.Checkpointer(path, model=model) as checkpointer:
+        assert checkpointer.restore() == 1
+
+
+def test_a_lazy_parameter_of_ones_own_takes_a_saved_one(path):
+    class Lazy(UninitializedTensorMixin, nn.Parameter):
+        cls_to_become = nn.Parameter
+
+        def __new__(cls):
+            return torch.Tensor._make_subclass(cls, torch.empty(0), True)
+
+    model = nn.Linear(2, 2)
+    model.register_parameter("own", nn.Parameter(torch.ones(3)))
+    with lightckpt.Checkpointer(path, model=model) as checkpointer:
+        checkpointer.mark()
+    model = nn.Linear(2, 2)
+    model.register_parameter("own", Lazy())
+    with lightckpt.Checkpointer(path, model=model) as checkpointer:
+        checkpointer.restore()
+    assert type(model.own) is nn.Parameter
+    assert torch.equal(model.own, torch.ones(3))
