@@ -111,7 +111,7 @@ def test_threads_may_mark_wait_and_look_at_once(path):
 @pytest.mark.parametrize("decorated", [False, True])
 def test_close_in_the_middle_of_everything_leaves_a_whole_version(path, decorated):
     model, optimizer = make()
-    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=DEADLINE)
+    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=5)
     if decorated:
         checkpointer.decorate(optimizer.step)
     begun = threading.Barrier(5)
