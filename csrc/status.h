@@ -17,7 +17,7 @@ namespace lightckpt {
 enum class Code : int {
   kOk = 0,
   kInvalid = -1,
-  kIo = -2,
+  kIo = -2,  // this call failed; the media may serve the next
   kNotFound = -3,
   kNoSpace = -4,
   kBusy = -5,
@@ -25,6 +25,7 @@ enum class Code : int {
   kTimeout = -7,
   kChanged = -8,
   kAccess = -9,
+  kLost = -10,  // the media is gone for good, and says so itself: nothing will be committed
 };
 
 class [[nodiscard]] Status {

@@ -28,6 +28,7 @@ _ERRORS = (
     "CorruptError",
     "FormatError",
     "MediaError",
+    "MediaLostError",
     "NoSpaceError",
     "NotFoundError",
     "StructureError",

@@ -17,6 +17,7 @@ from .errors import (
     CorruptError,
     FormatError,
     MediaError,
+    MediaLostError,
     NoSpaceError,
     NotFoundError,
     WaitTimeoutError,
@@ -32,6 +33,7 @@ _ERROR_TYPES: dict[int, type[Exception]] = {
     lib.LCKPT_E_TIMEOUT: WaitTimeoutError,
     lib.LCKPT_E_CHANGED: CorruptError,
     lib.LCKPT_E_ACCESS: AccessError,
+    lib.LCKPT_E_LOST: MediaLostError,
 }
 
 

@@ -6,7 +6,11 @@ class CheckpointError(Exception):
 
 
 class MediaError(CheckpointError):
-    """The media failed. The store takes no more commits; its last committed version stands."""
+    """The media failed in this call. The version is lost, a later one may succeed."""
+
+
+class MediaLostError(MediaError):
+    """The media is lost to this process. It commits nothing more; its last version stands."""
 
 
 class NoSpaceError(CheckpointError):

@@ -17,7 +17,7 @@
 
 #define LCKPT_OK 0
 #define LCKPT_E_INVALID -1   /* the caller broke a rule of this header */
-#define LCKPT_E_IO -2        /* the media failed; nothing later will be committed */
+#define LCKPT_E_IO -2        /* the media failed in this call; a later one may succeed */
 #define LCKPT_E_NOT_FOUND -3 /* no such file, version or batch */
 #define LCKPT_E_NO_SPACE -4  /* it does not fit; nothing was overwritten */
 #define LCKPT_E_BUSY -5      /* another process or handle holds the store */
@@ -25,6 +25,7 @@
 #define LCKPT_E_TIMEOUT -7   /* not done within the time given */
 #define LCKPT_E_CHANGED -8   /* bytes differ from their checksums; the batch's report says where */
 #define LCKPT_E_ACCESS -9    /* not permitted, or read-only */
+#define LCKPT_E_LOST -10     /* the media is lost to this handle; it commits nothing more */
 
 /* What has to happen before a store is durable: the media's granularity. */
 #define LCKPT_BYTE 0       /* caches are in the persistence domain (eADR): a fence is enough */
