@@ -1,9 +1,10 @@
 // CRC-32C (Castagnoli polynomial, RFC 3720): the checksum of everything lightckpt stores.
 //
-// Hardware instructions where the processor has them, in four chains per 4 KiB: one chain waits
-// three cycles for each eight bytes, four chains keep the unit busy. A table otherwise.
+// Here are the sums that need no copy, and the table that every processor can use; kernels.h has
+// the instructions, and the copies that sum as they go.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,12 +13,22 @@ namespace lightckpt {
 // Continues `crc` (0 to begin) over `bytes` bytes.
 uint32_t crc32c(uint32_t crc, const void* data, size_t bytes);
 
-// A copy that sums as it goes runs four chains by itself, over consecutive lanes of this size; this
-// joins their registers (not inverted: the first chain starts from ~crc, the others from 0).
-inline constexpr size_t kCrcLaneBytes = 1024;
-uint32_t crc32c_join_lanes(uint32_t first, uint32_t second, uint32_t third, uint32_t fourth);
-
 // The same without special instructions: the reference that tests compare with.
 uint32_t crc32c_portable(uint32_t crc, const void* data, size_t bytes);
+
+// Steps of that: the register (not inverted) after eight bytes, the first of them lowest, or one.
+using CrcTables = std::array<std::array<uint32_t, 256>, 8>;
+extern const CrcTables kCrcTables;
+
+inline uint32_t crc32c_add_word(uint32_t crc, uint64_t word) {
+  word ^= crc;
+  crc = 0;
+  for (size_t i = 0; i < 8; ++i) crc ^= kCrcTables[7 - i][word >> 8 * i & 0xff];
+  return crc;
+}
+
+inline uint32_t crc32c_add_byte(uint32_t crc, uint8_t byte) {
+  return (crc >> 8) ^ kCrcTables[0][(crc ^ byte) & 0xff];
+}
 
 }  // namespace lightckpt

@@ -76,7 +76,7 @@ TEST(Copy, short_copies_are_exact_at_every_alignment) {
 }
 
 TEST(Copy, lengths_around_a_block_are_exact) {
-  constexpr size_t kBlockBytes = 4096;
+  constexpr size_t kBlockBytes = 256;
   const Buffer source = random_bytes(4 * kBlockBytes, 2);
   Target target(4 * kBlockBytes);
   for (size_t blocks : {1, 2, 3}) {
@@ -97,6 +97,17 @@ TEST(Copy, random_copies_are_exact) {
     const size_t bytes = random() % kBytesMax, from = random() % 64, to = random() % 64;
     ASSERT_EQ(difference(&target, source.data() + from, to, bytes), "") << "seed " << seed;
   }
+}
+
+TEST(Copy, a_sum_goes_on_where_another_ended) {
+  const Buffer source = random_bytes(5000, 5);
+  Buffer target(source.size());
+  const uint32_t front = copy_nt_crc(target.data(), source.data(), 1234);
+  const uint32_t whole =
+      copy_nt_crc(target.data() + 1234, source.data() + 1234, source.size() - 1234, front);
+  store_fence();
+  EXPECT_EQ(whole, crc32c_portable(0, source.data(), source.size()));
+  EXPECT_EQ(target, source);
 }
 
 TEST(Copy, write_back_changes_no_byte_by_any_method) {
