@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/installed
 BENCHED := $(VENV)/benched
 MODELS := resnet18 vgg16 inception_v3 alexnet gpt2 bert
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/include/*.h)
+SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/*/*.cc csrc/*/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
 FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h tests/crash/*.cc tests/crash/*.h)
 FORMATTED += $(wildcard tests/fuzz/*.cc tests/fuzz/*.h tests/fake_cuda/*.cc tests/fake_cuda/*.h)
@@ -106,8 +106,8 @@ arm: setup arm-ready ## copies and checksums on aarch64, by qemu-user; half a mi
 	$(BIN)/cmake -S tests/arm -B build/arm -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" \
 	  --log-level=WARNING
 	$(BIN)/cmake --build build/arm -j $(JOBS)
-	for name in $(ARM_TESTS); do \
-	  timeout 5m qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/$$name --gtest_brief=1 || exit 1; done
+	for name in $(ARM_TESTS); do timeout 5m qemu-aarch64 -L /usr/aarch64-linux-gnu \
+	  build/arm/$$name --gtest_brief=1 || exit 1; done
 
 crash: setup ## every image that a power cut may leave of a small store; two minutes
 	$(call cmake_build,release,,--target crash_check)

@@ -1,8 +1,8 @@
 // Catalog: where a store keeps its slots, and how manifests are found. A slot that is written here
 // is a commit. Two kinds, named in the store's header:
 //
-//   LineCatalog      a slot is one line of the media, manifests lie on the media among the areas
-//   PmemobjCatalog   slots and manifests are objects of a libpmemobj pool beside the store
+//   kLines     a slot is one line of the media, manifests lie on the media among the areas
+//   kPmemobj   slots and manifests are objects of a libpmemobj pool beside the store (pmemobj/)
 //
 // Threads: one at a time; the store's mutex sees to it.
 #pragma once
@@ -59,5 +59,11 @@ class LineCatalog final : public Catalog {
   Media& media_;
   uint32_t slot_count_;
 };
+
+// By the kind that a store's header names, which alone decides; `store` is the store's path, empty
+// where it has none. For a new store: makes what has to lie beside it.
+Status create_catalog(const std::string& store, const Header& header);
+Status open_catalog(const std::string& store, const Header& header, Media* media,
+                    std::unique_ptr<Catalog>* catalog);
 
 }  // namespace lightckpt

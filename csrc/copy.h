@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels.h"
+#include "instruction_set.h"
 
 namespace lightckpt {
 

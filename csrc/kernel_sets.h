@@ -1,5 +1,5 @@
 // What kernel_loop.h needs of each instruction set: registers, and how to sum, load and store them.
-// Included by kernels.cc, and by the test that puts a hook between loads.
+// Included by instruction_set.cc, and by the test that puts a hook between loads.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "crc32c.h"
-#include "kernels.h"
+#include "crc32c_table.h"
+#include "kernel.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

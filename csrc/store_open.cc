@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "file_media.h"
-#include "pmemobj_catalog.h"
 #include "store.h"
 
 namespace lightckpt {
@@ -65,11 +64,9 @@ Status Store::create(const std::string& path, const StoreOptions& options,
   const uint64_t bytes = std::max(least, round_up(options.bytes, kPageBytes));
   RETURN_IF_ERROR(FileMedia::create(unfinished, options.media, bytes, media));
   Status status = format(media->get(), options);
-  if (status.ok() && catalog_of(options) == CatalogKind::kPmemobj) {
-    Header header;
-    status = decode_header(**media, &header);
-    if (status.ok()) status = PmemobjCatalog::create(PmemobjCatalog::path_of(path), header);
-  }
+  Header header;
+  if (status.ok()) status = decode_header(**media, &header);
+  if (status.ok()) status = create_catalog(path, header);
   if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
     status = from_errno("cannot rename " + unfinished);
   }
@@ -148,12 +145,7 @@ Status Store::open_catalog(const std::string& path, const StoreOptions& options)
                                 ? "the store has its slots in itself, not in a pmemobj catalog"
                                 : "the store has its slots in a pmemobj catalog, not in itself"};
   }
-  if (kind == CatalogKind::kLines) {
-    catalog_ = std::make_unique<LineCatalog>(media_.get(), header_.slot_count);
-    return {};
-  }
-  if (path.empty()) return {Code::kInvalid, "its catalog lies beside a file, and this is none"};
-  return PmemobjCatalog::open(PmemobjCatalog::path_of(path), header_, &catalog_);
+  return lightckpt::open_catalog(path, header_, media_.get(), &catalog_);
 }
 
 // Reads every slot and the manifests they reach.

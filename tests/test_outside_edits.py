@@ -1,8 +1,8 @@
 """Weights that are edited behind torch's back, while they are copied, never make a damaged version.
 
-Goal: an edit that no version counter shows (a numpy view in another thread, as Hogwild and averaging
-threads make it) decides which bytes a version has; it never makes one that its own checksums refuse.
-Method: a thread that edits all the time, and every acknowledged version verified as a reader would.
+Goal: an edit that no version counter shows (by a numpy view in another thread, as Hogwild makes it)
+decides which bytes a version has; it never makes one that its own checksums refuse.
+Method: a thread that edits all the time; every acknowledged version is verified by a reader.
 """
 
 import threading

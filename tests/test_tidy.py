@@ -236,6 +236,14 @@ def test_includes_stand_before_the_file(path):
         )
 
 
+@each([path for path in CORE_FILES if path.parent == CORE])
+def test_what_is_optional_is_known_in_one_place(path):
+    inner = re.findall(r'#\s*include\s+"(\w+)/', path.read_text(encoding="utf-8"))
+    assert not inner or path.name in {"catalog_kinds.cc", "abi.cc"}, (
+        f"{path.name} knows {inner[0]}/"
+    )
+
+
 def includes(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     return [Path(name).stem for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M)]

@@ -8,7 +8,7 @@
 
 #include <fstream>
 
-#include "pmemobj_catalog.h"
+#include "pmemobj/pmemobj_catalog.h"
 #include "store_helpers.h"
 
 namespace lightckpt {

@@ -3,8 +3,6 @@
 // what was summed, whoever edits the source meanwhile. Method: random cases by seed; a hook between
 // any two loads, which changes what was just loaded and what comes next; and a thread that edits
 // all the time. Sets that this processor lacks are skipped, and say so.
-#include "kernels.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "copy.h"
 #include "crc32c.h"
 #include "helpers.h"
+#include "instruction_set.h"
 #include "kernel_sets.h"
 
 namespace lightckpt {

@@ -9,22 +9,11 @@
 // Threads: any.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "kernel.h"
+
 namespace lightckpt {
-
-inline constexpr size_t kLineBytes = 64;
-
-// Copies `bytes` bytes, or only looks at them (then `to` is not used), and returns the CRC-32C that
-// continues `crc`, if it sums.
-using Kernel = uint32_t (*)(std::byte* to, const std::byte* from, size_t bytes, uint32_t crc);
-
-struct Kernels {
-  Kernel copy;      // whole target lines by non-temporal stores where there are any; no sum
-  Kernel copy_sum;  // the same, summed
-  Kernel sum;       // nothing is stored
-};
 
 // From the widest. The names are those of the instruction that sums.
 enum class InstructionSet : uint32_t { kVpclmul512 = 0, kVpclmul256, kPclmul, kCrc32, kPortable };

@@ -1,5 +1,5 @@
-// Which set a processor gets. See kernels.h.
-#include "kernels.h"
+// Which set a processor gets. See instruction_set.h.
+#include "instruction_set.h"
 
 #include <array>
 #include <atomic>

@@ -1,5 +1,5 @@
 // Calling libpmemobj through pointers. See pmemobj.h.
-#include "pmemobj.h"
+#include "pmemobj/pmemobj.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>

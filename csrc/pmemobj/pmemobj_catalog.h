@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "catalog.h"
-#include "pmemobj.h"
+#include "pmemobj/pmemobj.h"
 
 namespace lightckpt {
 

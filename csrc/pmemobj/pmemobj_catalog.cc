@@ -1,5 +1,5 @@
 // Slots and manifests as objects. See pmemobj_catalog.h.
-#include "pmemobj_catalog.h"
+#include "pmemobj/pmemobj_catalog.h"
 
 #include <unistd.h>
 
