@@ -1,12 +1,9 @@
-// Pmem2: what libpmem2 knows of a media and the kernel does not say in one place, and its mappings.
+// Pmem2: what libpmem2 knows of a media and the kernel does not say in one place: bad blocks, and
+// the count of unsafe shutdowns.
 //
 // The library is opened at run time, if it is there: nothing of PMDK is needed to build, and all
-// that lightckpt promises holds without it. What it adds: bad blocks, the count of unsafe
-// shutdowns, and a deep flush, past the device's own buffers. A mapping of its own (Pmem2Map) is
-// the second provider of what FileMedia does itself; the same contract is tried on both.
-//
-// The declarations are those of libpmem2(7) that PMDK 1.12 to 2.1 share. Threads: any; one Pmem2Map
-// may be used by many.
+// that lightckpt promises holds without it. The declarations are those of libpmem2(7) that PMDK
+// 1.12 to 2.1 share. Threads: any.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "media.h"
 #include "status.h"
 
 namespace lightckpt {
@@ -32,7 +28,6 @@ struct BadBlock {
 std::string words_of(const std::vector<BadBlock>& blocks);
 
 struct Pmem2Calls;  // the library's functions
-class Pmem2Map;
 
 class Pmem2 {
  public:
@@ -48,49 +43,13 @@ class Pmem2 {
   Status bad_blocks(int fd, std::vector<BadBlock>* found) const;
   // How often the device lost power before it had written what it held.
   Status unsafe_shutdowns(int fd, uint64_t* count) const;
-  Status device_id(int fd, std::string* id) const;
-
-  // Maps all of a file that is open for reading and writing. The map must not outlive this.
-  Status map(int fd, std::unique_ptr<Pmem2Map>* map) const;
 
  private:
-  friend class Pmem2Map;
   struct Source;
   explicit Pmem2(std::unique_ptr<Pmem2Calls> calls);
   Status failure(const std::string& what, int error) const;
 
   std::unique_ptr<Pmem2Calls> calls_;
-};
-
-class Pmem2Map {
- public:
-  Pmem2Map(const Pmem2Map&) = delete;
-  Pmem2Map& operator=(const Pmem2Map&) = delete;
-  ~Pmem2Map();
-
-  std::byte* view() const { return view_; }
-  uint64_t size() const { return size_; }
-  Granularity granularity() const { return granularity_; }
-
-  // flush and drain; with page granularity an msync whose failure the library does not tell.
-  void persist(uint64_t offset, uint64_t bytes) const;
-  void flush(uint64_t offset, uint64_t bytes) const;
-  void drain() const;
-  // Past the device's own buffers, where persist ends with them; says so when it fails.
-  Status deep_flush(uint64_t offset, uint64_t bytes) const;
-
- private:
-  friend class Pmem2;
-  Pmem2Map(const Pmem2* library, void* map);
-
-  const Pmem2* library_;
-  void* map_;  // struct pmem2_map
-  std::byte* view_;
-  uint64_t size_;
-  Granularity granularity_;
-  void (*persist_)(const void*, size_t);
-  void (*flush_)(const void*, size_t);
-  void (*drain_)();
 };
 
 }  // namespace lightckpt

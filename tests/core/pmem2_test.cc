@@ -1,16 +1,12 @@
-// Pmem2. Goal: with libpmem2 its mappings keep the contract of the built-in ones, and what it
-// cannot tell is an error and not a guess; without it there is one clear status, and all else is as
-// it was. Method: the same steps through FileMedia and through a map, on disk and on tmpfs;
-// libraries that are missing or are other ones; a media that counts shutdowns. Real bad blocks and
-// counts need persistent memory: tests/fsdax has some. All that calls the library skips where it is
-// missing.
+// Pmem2. Goal: what libpmem2 cannot tell is an error and not a guess; without it there is one clear
+// status, and all else is as it was. Method: files on disk and on tmpfs; libraries that are missing
+// or are other ones; a media that counts shutdowns. Real bad blocks and counts need persistent
+// memory: tests/fsdax has some. All that calls the library skips where it is missing.
 #include "pmem2.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
-
-#include <fstream>
 
 #include "file_media.h"
 #include "store_helpers.h"
@@ -55,18 +51,6 @@ class OnFile : public testing::TestWithParam<const char*> {
     if (fd >= 0) close(fd);
   }
 
-  std::unique_ptr<Pmem2Map> mapped() {
-    std::unique_ptr<Pmem2Map> map;
-    EXPECT_TRUE(is_ok(library->map(fd, &map)));
-    return map;
-  }
-  Buffer in_file() const {
-    Buffer bytes(kBytes);
-    std::ifstream file(path, std::ios::binary);
-    file.read(reinterpret_cast<char*>(bytes.data()), kBytes);
-    return bytes;
-  }
-
   const Pmem2* library = nullptr;
   std::unique_ptr<TempFolder> folder;
   std::string path;
@@ -77,107 +61,17 @@ class OnFile : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Pmem2, OnFile, testing::Values("disk", "tmpfs"),
                          [](const auto& tested) { return std::string(tested.param); });
 
-TEST_P(OnFile, a_map_has_the_size_and_the_granularity_of_the_built_in_one) {
-  const auto map = mapped();
-  ASSERT_NE(map, nullptr);
-  EXPECT_EQ(map->size(), built_in->size());
-  // It knows no volatile granularity: tmpfs is a file to it, whose msync does nothing.
-  const Granularity theirs = map->granularity();
-  const Granularity ours = built_in->granularity();
-  EXPECT_EQ(theirs, ours == Granularity::kVolatile ? Granularity::kPage : ours);
-}
-
-TEST_P(OnFile, what_either_provider_persists_the_other_and_the_file_have) {
-  const auto map = mapped();
-  ASSERT_NE(map, nullptr);
-  for (uint64_t seed = 0; seed < 50; ++seed) {
-    std::mt19937_64 random(seed);
-    const uint64_t offset = random() % (kBytes - 1), bytes = 1 + random() % (kBytes - offset);
-    const Buffer data = random_bytes(bytes, seed);
-    if (seed % 2 == 0) {
-      std::memcpy(map->view() + offset, data.data(), bytes);
-      if (seed % 4 == 0) map->persist(offset, bytes);
-      if (seed % 4 == 2) {
-        map->flush(offset, bytes);
-        map->drain();
-      }
-      EXPECT_TRUE(is_ok(map->deep_flush(offset, bytes)));
-    } else {
-      built_in->nt_copy(offset, data);
-      EXPECT_TRUE(is_ok(built_in->drain()));
-    }
-    ASSERT_TRUE(std::ranges::equal(data, Bytes(map->view() + offset, bytes))) << "seed " << seed;
-    ASSERT_TRUE(std::ranges::equal(data, Bytes(built_in->view() + offset, bytes)));
-    ASSERT_TRUE(std::ranges::equal(Bytes(map->view(), kBytes), in_file())) << "seed " << seed;
-  }
-}
-
-TEST_P(OnFile, what_was_persisted_is_there_after_the_map) {
-  const Buffer data = random_bytes(5000, 1);
-  {
-    const auto map = mapped();
-    ASSERT_NE(map, nullptr);
-    std::memcpy(map->view() + 4000, data.data(), data.size());
-    map->persist(4000, data.size());
-  }
-  const auto again = mapped();
-  ASSERT_NE(again, nullptr);
-  EXPECT_TRUE(std::ranges::equal(data, Bytes(again->view() + 4000, data.size())));
-}
-
-TEST_P(OnFile, a_killed_process_leaves_what_it_persisted) {
-  const Buffer data = random_bytes(5000, 2);
-  Child child([&](Child& parent) {
-    const auto map = mapped();
-    if (map == nullptr) return 1;
-    std::memcpy(map->view() + 100, data.data(), data.size());
-    map->persist(100, data.size());
-    parent.signal();
-    parent.hear();
-    return 0;
-  });
-  ASSERT_TRUE(child.hear());
-  child.kill();
-  EXPECT_EQ(child.exit_code(), -SIGKILL);
-  EXPECT_TRUE(std::ranges::equal(data, Bytes(in_file()).subspan(100, data.size())));
-}
-
-TEST_P(OnFile, flushing_outside_a_map_stops_the_process) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto map = mapped();
-  ASSERT_NE(map, nullptr);
-  EXPECT_DEATH(map->persist(kBytes - 63, 64), "broken invariant");
-  EXPECT_DEATH(map->flush(UINT64_MAX, 2), "broken invariant");
-  EXPECT_DEATH((void)map->deep_flush(0, kBytes + 1), "broken invariant");
-}
-
 TEST_P(OnFile, of_what_is_no_persistent_memory_it_makes_nothing_up) {
   if (built_in->kind() == MediaKind::kPmem) GTEST_SKIP() << "the folder is persistent memory";
   uint64_t count = 0;
   const Status shutdowns = library->unsafe_shutdowns(fd, &count);
   EXPECT_FALSE(shutdowns.ok());
   EXPECT_FALSE(shutdowns.message().empty());
-  std::string id;
-  EXPECT_FALSE(library->device_id(fd, &id).ok());
   std::vector<BadBlock> found = {{1, 1}};
   (void)library->bad_blocks(fd, &found);
   EXPECT_TRUE(found.empty());
   EXPECT_EQ(built_in->unsafe_shutdowns(), std::nullopt);
-}
-
-TEST_P(OnFile, what_cannot_be_mapped_says_why) {
-  std::unique_ptr<Pmem2Map> map;
-  const int read_only = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  EXPECT_TRUE(fails(library->map(read_only, &map), Code::kInvalid, "cannot map"));
-  close(read_only);
-  std::ofstream(folder->file("empty")).close();
-  const int empty = open(folder->file("empty").c_str(), O_RDWR | O_CLOEXEC);
-  EXPECT_TRUE(fails(library->map(empty, &map), Code::kInvalid, "cannot map"));
-  close(empty);
-  EXPECT_FALSE(library->map(empty, &map).ok()) << "closed";
-  std::vector<BadBlock> found;
   EXPECT_FALSE(library->bad_blocks(-1, &found).ok());
-  EXPECT_EQ(map, nullptr);
 }
 
 // Memory of a device that counts its shutdowns.
