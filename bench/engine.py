@@ -38,9 +38,12 @@ from lightckpt.demo.model import ByteGPT
 ROOT = Path(__file__).resolve().parent.parent
 Samples = dict[str, list[float]]
 
+# The instructions that decide how quickly a checksum comes, as Linux names them.
+FOLDING = ("pclmulqdq", "vpclmulqdq", "avx2", "avx512vl")
+
 # What each figure should reach; None: reported only.
 TARGETS: dict[str, tuple[str, float] | None] = {
-    "persist_over_copy": (">=", 0.9),
+    "persist_over_copy": (">=", 0.95),  # on a processor with VPCLMULQDQ
     "overlap_stall_over_M": ("<=", 0.15),
     "stop_over_M": ("<=", 1.15),
     "overlap_added_over_allowed": ("<=", 1.0),
@@ -310,11 +313,12 @@ def main() -> int:
     console = Console()
     base = options.dir or (Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
     rounds = options.rounds or (3 if options.quick else 15)
+    pairs = 3 if options.quick else max(31, 2 * rounds)
     samples: Samples = {name: [] for name in TARGETS} | {"stop_stall_over_M": []}
     with tempfile.TemporaryDirectory(dir=base, prefix="lightckpt-bench-") as name:
         folder = Path(name)
         facts = bench_training(folder, options.quick, rounds, samples)
-        bench_store(folder / "store", facts["state_bytes"], 2 * rounds, samples)
+        bench_store(folder / "store", facts["state_bytes"], pairs, samples)
         bench_fresh(folder / "store", max(3, rounds // 2), samples)
         bench_steady(folder, 50 if options.quick else 1000, samples)
         bench_extra_memory(folder, options.quick, samples)
@@ -328,6 +332,7 @@ def main() -> int:
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": f"{cpu_name()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "folds_by": [flag for flag in FOLDING if flag in cpu_flags()],
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "parameters": {**facts, "dir": media, "rounds": rounds},
         "load": os.getloadavg()[0],
@@ -343,6 +348,13 @@ def main() -> int:
         table.add_row(name, *numbers, str(row["n"]), row.get("target", ""), met)
     console.print(table)
     return 0
+
+
+def cpu_flags() -> list[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return line.split(":", 1)[1].split()
+    return []
 
 
 def cpu_name() -> str:
