@@ -79,16 +79,20 @@ tsan: setup ## the C++ tests under ThreadSanitizer
 	$(call cmake_build,tsan,thread)
 	$(call ctest,tsan)
 
-# In an environment of its own, which borrows the other's packages: a folder named in a .pth brings
-# them without the hook of the editable install. It starts where no lightckpt/ lies beside. Tests
-# that kill or boot bring their own processes, the decoders' limit their memory, and those of
-# pypmemobj and the benchmark run nothing, or nothing else, that we compiled.
+# The module is of the same build as the C++ tests. It lies beside a copy of the package, in an
+# environment of its own, which borrows all else: a folder named in a .pth brings packages without
+# the hook of the editable install. Pytest starts where no lightckpt/ lies beside. Tests that kill
+# or boot bring their own processes, the decoders' limit their memory, and those of pypmemobj and
+# the benchmark run nothing, or nothing else, that we compiled.
 asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about three minutes
+	$(call cmake_build,asan,address$(comma)undefined,--target _ffi)
 	$(BIN)/python -m venv --without-pip build/asan-python
-	$(BIN)/python -c '$(packages)' > "$$(build/asan-python/bin/python -c '$(packages)')/borrowed.pth"
-	$(PIP) --python build/asan-python/bin/python install -q --no-deps --no-build-isolation \
-	  --config-settings=build-dir=build/asan-python/core \
-	  --config-settings=cmake.define.LIGHTCKPT_SANITIZE="address$(comma)undefined" .
+	rm -rf build/asan-python/core
+	mkdir build/asan-python/core
+	cp -r lightckpt bindings/pypmemobj build/asan-python/core/
+	cp build/asan/_ffi*.so build/asan-python/core/lightckpt/
+	printf '%s\n' "$(abspath build/asan-python/core)" "$$($(BIN)/python -c '$(packages)')" \
+	  > "$$(build/asan-python/bin/python -c '$(packages)')/borrowed.pth"
 	cd build/asan-python && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so.6)" \
 	  bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider \
@@ -234,6 +238,7 @@ comma := ,
 define cmake_build
 $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLIGHTCKPT_TESTS=ON -DLIGHTCKPT_WERROR=ON \
+  $(if $(filter asan,$(1)),-DLIGHTCKPT_MODULE=ON -DPython_EXECUTABLE="$(abspath $(BIN)/python)") \
   -DLIGHTCKPT_SANITIZE="$(2)" --log-level=WARNING
 $(BIN)/cmake --build build/$(1) -j $(JOBS) $(3)
 endef
