@@ -148,7 +148,7 @@ class Archiver:
         By now that one is durable, or was given up: then the newest is taken.
         """
         if self._thread is not None and not self._thread.is_alive():
-            self._settle()
+            self._let_go()
         if (error := self._take_error()) is not None:
             warnings.warn(f"an archive failed: {error}", CheckpointWarning, stacklevel=3)
         if self._due is not None and self.busy:
@@ -177,10 +177,10 @@ class Archiver:
                 # A copy of one group away. The store may not be closed before.
                 self._left.wait()
                 self._thread.join(GRACE_SECONDS)
-            self._settle()
+            self._let_go()
         if self._due is not None and not self._stop.is_set() and self._pin():
             self._copy(deadline)
-            self._settle()
+            self._let_go()
         self._due = None
         if (error := self._take_error()) is not None:
             raise error
@@ -212,7 +212,7 @@ class Archiver:
             with suppress(NotFoundError):
                 self._store.pin(version.version, pinned=False)
 
-    def _settle(self) -> None:
+    def _let_go(self) -> None:
         self._thread = None
         self._unpin()
 

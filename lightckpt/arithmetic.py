@@ -10,6 +10,6 @@ made by one thread. The first square root of a training run is in its first Adam
 import torch
 
 
-def settle_arithmetic() -> None:
+def prime_arithmetic() -> None:
     """Let one thread make the first call into the vector library; microseconds, harmless twice."""
     torch.ones(1).sqrt()

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import gpus
 from ._core import Store, Version
-from .arithmetic import settle_arithmetic
+from .arithmetic import prime_arithmetic
 from .capture import Run, swaps_weights
 from .collect import capture_early, collect_host
 from .errors import (
@@ -79,7 +79,7 @@ class Driver:
         self._carried = ""  # mode of the version that this iteration carries
         self._learning = False
         self._served = 0  # multiples of ``every`` that have had their version
-        settle_arithmetic()
+        prime_arithmetic()
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Driver:
             return ""
         begin = time.monotonic_ns()
         self._land(flight)
-        flight.record.settle_ns = (begin, time.monotonic_ns())
+        flight.record.landing_ns = (begin, time.monotonic_ns())
         return ""
 
     def _land(self, flight: Flight, timeout: float | None = None) -> None:

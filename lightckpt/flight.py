@@ -53,7 +53,7 @@ class Record:
     copies: list[tuple[int, int, int]] = field(default_factory=list)
     guard_ns: list[Nanoseconds] = field(default_factory=list)
     commit_ns: Nanoseconds = (0, 0)
-    settle_ns: Nanoseconds = (0, 0)  # waiting for it at the next boundary
+    landing_ns: Nanoseconds = (0, 0)  # waiting for it at the next boundary
     bytes: int = 0
     dropped: str = ""
 
@@ -284,7 +284,7 @@ class Flight:
             summed = self._store.wait(layer.check, self._timeout) if layer.check else None
             if bad := self._changed(layer, summed, counters=False):
                 changed = f"{name_of(self._path(next(iter(bad))))} {CHANGED}"
-                self._trust.unsettle()
+                self._trust.doubt()
             self._judge(layer, bad)
         return changed
 
@@ -297,9 +297,9 @@ class Flight:
         if layer.device == HOST:
             self._note(self._store.wait(layer.batch, self._timeout))
         layer.compared = True
-        layer.settled = layer.settled or all(map(self._trust.is_settled, layer.paths))
+        layer.proven = layer.proven or all(map(self._trust.is_proven, layer.paths))
         spans = layer.spans
-        if layer.settled:
+        if layer.proven:
             chosen = self._trust.turn((layer.owners, layer.device), layer.sizes)
             spans = spans_of(self._plan.structure, [layer.indexes[i] for i in chosen])
         summed = None
@@ -311,10 +311,10 @@ class Flight:
         if layer.device != HOST and not bad:
             self._hold_streams(layer)  # an edit by hand after a wait is no guard's to hold back
             return  # what the check says comes later
-        if bad and layer.settled:  # what is edited now may be much more than whose turn it was
+        if bad and layer.proven:  # what is edited now may be much more than whose turn it was
             whole = self._submit(Op.CHECK, layer.device, layer.spans)
             bad = self._changed(layer, self._store.wait(whole, self._timeout))
-            self._trust.unsettle()
+            self._trust.doubt()
         self._judge(layer, bad)
         if bad:
             self.drop(f"{name_of(self._path(next(iter(bad))))} {CHANGED}")
@@ -341,7 +341,7 @@ class Flight:
         """Book what was seen; True if an extent's standing changed."""
         for index, why in bad.items():
             self._trust.saw_change(self._path(index), why)
-        if layer.settled:
+        if layer.proven:
             return bool(bad)
         pairs = zip(layer.indexes, layer.paths, strict=True)
         quiet = (path for index, path in pairs if index not in bad)

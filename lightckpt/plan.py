@@ -30,7 +30,7 @@ class Layer:
     paths: list[Path]
     sizes: list[int]
     tensors: list[Tensor]
-    settled: bool = False  # only the rotation is left to recheck
+    proven: bool = False  # only the rotation is left to recheck
     counters: list[int] = field(default_factory=list)
     batch: int = 0
     check: int = 0  # of a GPU: the batch that sums it again

@@ -56,12 +56,12 @@ class Trust:
     def saw_change(self, path: Path, why: str) -> None:
         self.moved.setdefault(path, why)
 
-    def unsettle(self) -> None:
+    def doubt(self) -> None:
         """Let the next ``RECHECKED_VERSIONS`` versions be summed whole again."""
         for path, quiet in self.quiet.items():
             self.quiet[path] = min(quiet, PROBATION_VERSIONS)
 
-    def is_settled(self, path: Path) -> bool:
+    def is_proven(self, path: Path) -> bool:
         """Has it streamed quietly for so long that only its turn in the rotation is left?"""
         return self.quiet.get(path, 0) >= PROBATION_VERSIONS + RECHECKED_VERSIONS
 

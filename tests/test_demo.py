@@ -157,7 +157,7 @@ def test_the_picture_is_drawn_whatever_the_engine_told(tmp_path, told):
             "boundary_ns": (end, end + 5),
             "copies": [(end + 3, end + 30, 1000), (end + 4, end + 20, 500)] if told else [],
             "guard_ns": [(end + 80, end + 81)] if told else [],
-            "settle_ns": (end + 95, end + 96) if told else (0, 0),
+            "landing_ns": (end + 95, end + 96) if told else (0, 0),
             "commit_ns": (end + 82, end + 83) if told else (0, 0),
         }
         for step, (_begin, _backward, end) in enumerate(phases, start=1)

@@ -31,26 +31,26 @@ def test_one_change_is_for_good_and_is_reported():
     assert trust.report() == ["model/m/a: it moved"]
 
 
-def test_it_is_settled_after_the_rechecked_versions():
+def test_it_is_proven_after_the_rechecked_versions():
     trust = Trust()
     for _ in range(PROBATION_VERSIONS + RECHECKED_VERSIONS):
-        assert not trust.is_settled(A)
+        assert not trust.is_proven(A)
         trust.saw_quiet([A])
-    assert trust.is_settled(A)
+    assert trust.is_proven(A)
 
 
-def test_what_was_settled_is_rechecked_anew_but_streams_on():
+def test_what_was_proven_is_rechecked_anew_but_streams_on():
     trust = Trust()
     for _ in range(PROBATION_VERSIONS + RECHECKED_VERSIONS):
         trust.saw_quiet([A])
     trust.saw_quiet([B])
-    trust.unsettle()
+    trust.doubt()
     assert trust.standing(A) is Standing.LAZY
     assert trust.standing(B) is Standing.PROBATION
     for _ in range(RECHECKED_VERSIONS):
-        assert not trust.is_settled(A)
+        assert not trust.is_proven(A)
         assert not trust.saw_quiet([A])
-    assert trust.is_settled(A)
+    assert trust.is_proven(A)
 
 
 def test_turns_go_round_all_extents_at_the_rotating_share():

@@ -102,7 +102,7 @@ def _timeline(
             "boundary_ns": record.boundary_ns,
             "copies": list(record.copies),
             "guard_ns": list(record.guard_ns),
-            "settle_ns": record.settle_ns,
+            "landing_ns": record.landing_ns,
             "commit_ns": record.commit_ns,
         }
         for record in list(checkpointer.timeline)

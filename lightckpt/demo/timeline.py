@@ -153,7 +153,7 @@ def _draw_version(
     axes: "Axes", version: dict[str, Any], color: str, origin_ns: int, limits: Span
 ) -> None:
     # Waiting for a version is part of the next boundary, and drawn as such.
-    for wait in (version["boundary_ns"], version["settle_ns"]):
+    for wait in (version["boundary_ns"], version["landing_ns"]):
         if stall := _span(wait, origin_ns):
             _bar(axes, stall, TRAIN_LANE, STALL)
     spans = sorted(

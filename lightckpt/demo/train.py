@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
 import lightckpt
-from lightckpt.arithmetic import settle_arithmetic
+from lightckpt.arithmetic import prime_arithmetic
 
 from .digest import loss_bits
 from .job import EPOCHS, Job, Reporter
@@ -61,7 +61,7 @@ def build(job: Job) -> Run:
     """Build the run of *job* from its seed alone."""
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(True)
-    settle_arithmetic()  # Checkpointer does it too; the plain run has none
+    prime_arithmetic()  # Checkpointer does it too; the plain run has none
     torch.manual_seed(job.seed)
     random.seed(job.seed)
     shape = job.shape
