@@ -174,6 +174,55 @@ TEST_F(Held, a_drop_leaves_reads_of_other_versions_alone) {
   EXPECT_EQ(back.extents, State::of(1, kSizes).extents);
 }
 
+// A worker is held in a drain, which is of no batch.
+TEST(Attempt, a_drop_waits_for_no_check_of_another_version) {
+  TestEngine engine(1, Granularity::kPage);
+  const State first = State::of(1, kSizes), second = State::of(2, kSizes);
+  Signal draining, dropped;
+  ASSERT_TRUE(is_ok(engine.save(first)));
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  engine.media->on_sync = [&](uint64_t, uint64_t) {
+    draining.set();
+    EXPECT_TRUE(dropped.wait());
+    return Status();
+  };
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
+  ASSERT_TRUE(draining.wait());
+  uint64_t check = 0;
+  ASSERT_TRUE(is_ok(engine.submit(Op::kCheck, 1, spans_of(first), &check)));
+  EXPECT_TRUE(is_ok(engine->drop(0)));
+  dropped.set();
+  EXPECT_TRUE(is_ok(engine.wait(check)));
+  ASSERT_TRUE(is_ok(engine.save(second)));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), second));
+}
+
+// Its checksum must be that of what is there at last.
+TEST(Attempt, nothing_is_committed_while_a_chunk_is_written_again) {
+  TestEngine engine(2);
+  const State first = State::of(1, kSizes);
+  State second = State::of(2, kSizes);
+  ASSERT_TRUE(is_ok(engine.save(first)));
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
+  std::atomic<int> copies = 0;
+  Gate gate([&](const MediaEvent& event) { return at_copy(event) && copies++ == 0; });
+  engine.media->set_trace(&gate);
+  second.extents[0][7] ^= std::byte{1};
+  uint64_t again = 0, commit = 0, behind = 0;
+  ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans_of(second)[0]}, &again)));
+  ASSERT_TRUE(gate.wait_held());
+  ASSERT_TRUE(is_ok(engine->commit(second.host, &commit)));
+  // The other worker takes them in their order.
+  ASSERT_TRUE(is_ok(engine.submit(Op::kVerify, 1, spans_of(first), &behind)));
+  ASSERT_TRUE(is_ok(engine.until_done(behind)));
+  EXPECT_TRUE(fails(engine.poll(commit), Code::kTimeout));
+  gate.open();
+  ASSERT_TRUE(is_ok(engine.wait(commit)));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), second));
+  engine.media->set_trace(nullptr);
+}
+
 TEST(Attempt, many_that_are_dropped_cost_no_space) {
   TestEngine engine;
   ASSERT_TRUE(is_ok(engine.save(State::of(1, kSizes))));
