@@ -72,12 +72,12 @@ Batch* BatchQueue::find(uint64_t number) const {
   return found != queue_.end() && (*found)->number == number ? found->get() : nullptr;
 }
 
-bool BatchQueue::help(uint64_t number, Task* task) {
+bool BatchQueue::help(uint64_t number, Turn* turn) {
   MutexLock lock(mutex_);
   Batch* const batch = find(number);
   if (batch == nullptr || batch->next_ == batch->chunks.size()) return false;
   if (batch->op != Op::kCheck && !help_on_media_) return false;
-  *task = take(batch, kHelperBytes);
+  *turn = take(batch, kHelperBytes);
   return true;
 }
 
@@ -117,10 +117,10 @@ Status BatchQueue::failure_of(uint64_t number) const {
   return entry.number == number ? entry.status : Status();
 }
 
-Task BatchQueue::next() {
+Turn BatchQueue::next() {
   MutexLock lock(mutex_);
   while (true) {
-    if (std::exchange(drain_early_, false)) return {Task::Kind::kDrain};
+    if (std::exchange(drain_early_, false)) return {Turn::Kind::kDrain};
     if (Batch* const batch = takeable()) {
       // Whoever asks the devices may be this one.
       if (on_devices_ > 0 && !polling_) has_work_.notify_one();
@@ -128,9 +128,9 @@ Task BatchQueue::next() {
     }
     if (on_devices_ > 0 && !polling_) {
       polling_ = true;
-      return {Task::Kind::kPoll};
+      return {Turn::Kind::kPoll};
     }
-    if (stopping_ && on_devices_ == 0) return {Task::Kind::kEnd};
+    if (stopping_ && on_devices_ == 0) return {Turn::Kind::kEnd};
     has_work_.wait(lock);
   }
 }
@@ -159,20 +159,20 @@ bool BatchQueue::awaits_writes(const Batch& check) const {
   return false;
 }
 
-Task BatchQueue::take(Batch* batch, uint64_t bytes_max) {
+Turn BatchQueue::take(Batch* batch, uint64_t bytes_max) {
   if (batch->report_.start_ns == 0) batch->report_.start_ns = now_ns();
-  if (batch->op == Op::kCommit) return {Task::Kind::kCommit, batch};
+  if (batch->op == Op::kCommit) return {Turn::Kind::kCommit, batch};
   if (batch->on_device) {
     batch->arrived_ = false;
-    return {Task::Kind::kArrived, batch};
+    return {Turn::Kind::kArrived, batch};
   }
-  Task task = {Task::Kind::kChunks, batch, batch->next_};
+  Turn turn = {Turn::Kind::kChunks, batch, batch->next_};
   do {
-    task.bytes += batch->chunks[batch->next_++].bytes;
+    turn.bytes += batch->chunks[batch->next_++].bytes;
   } while (batch->next_ < batch->chunks.size() &&
-           task.bytes + batch->chunks[batch->next_].bytes <= bytes_max);
-  task.end = batch->next_;
-  return task;
+           turn.bytes + batch->chunks[batch->next_].bytes <= bytes_max);
+  turn.end = batch->next_;
+  return turn;
 }
 
 // Waits for a while where there was nothing, and something else comes first.
@@ -188,12 +188,12 @@ void BatchQueue::polled(bool found) {
   has_work_.notify_one();  // to ask on
 }
 
-bool BatchQueue::done(const Task& task, Status status) {
+bool BatchQueue::done(const Turn& turn, Status status) {
   MutexLock lock(mutex_);
-  Batch* const batch = task.batch;
-  batch->report_.bytes += task.bytes;
+  Batch* const batch = turn.batch;
+  batch->report_.bytes += turn.bytes;
   if (batch->status_.ok()) batch->status_ = std::move(status);
-  batch->remaining_ -= task.end - task.begin;
+  batch->remaining_ -= turn.end - turn.begin;
   return batch->remaining_ == 0;
 }
 

@@ -30,7 +30,7 @@
 namespace lightckpt {
 
 // What a worker does next.
-struct Task {
+struct Turn {
   enum class Kind {
     kEnd,
     kDrain,    // a plain file has been written, and nobody drains it yet
@@ -63,17 +63,17 @@ class BatchQueue {
 
   // For who waits. A part of the batch, if there is one that may be done by others than workers; a
   // small one, so that its caller can look at its deadline.
-  bool help(uint64_t number, Task* task);
+  bool help(uint64_t number, Turn* turn);
   // kTimeout (the report says how far it is), the batch's failure, kChanged, or done.
   Status wait(uint64_t number, const Deadline& deadline, Report* report);
   // The failure of a batch that has finished lately; kNotFound if it was never submitted.
   Status failure_of(uint64_t number) const;
 
   // For workers. Waits until there is something.
-  Task next();
+  Turn next();
   void polled(bool found);
   // True: that was the last of the batch. The first failure is the batch's.
-  bool done(const Task& task, Status status);
+  bool done(const Turn& turn, Status status);
   void started(Batch* batch);  // or one of its pieces
   void note_bytes(Batch* batch, uint64_t bytes);
   void note_bad(Batch* batch, uint32_t extent);
@@ -88,7 +88,7 @@ class BatchQueue {
   // For who gives up. Leaves out the chunks in host memory that nobody has taken, of writes or of
   // all but commits. Returns a batch that is through by that; call it until there is none.
   Batch* give_up(bool writes_only);
-  // Tasks end when no batch is left that could be done.
+  // Turns end when no batch is left that could be done.
   void stop();
 
  private:
@@ -102,7 +102,7 @@ class BatchQueue {
   Batch* takeable() const REQUIRES(mutex_);
   bool may_take(const Batch& batch) const REQUIRES(mutex_);
   bool awaits_writes(const Batch& check) const REQUIRES(mutex_);
-  Task take(Batch* batch, uint64_t bytes_max) REQUIRES(mutex_);
+  Turn take(Batch* batch, uint64_t bytes_max) REQUIRES(mutex_);
 
   const bool help_on_media_;
 

@@ -124,12 +124,12 @@ Status Engine::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns)
 // Who waits has a core, and a worker may have to wait for one.
 Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
   const Deadline deadline(timeout_ns);
-  Task task;
-  while (!deadline.passed() && queue_.help(number, &task)) run(task);
+  Turn turn;
+  while (!deadline.passed() && queue_.help(number, &turn)) run(turn);
   return queue_.wait(number, deadline, report);
 }
 
-Status Engine::commit(Bytes host, uint64_t* number) {
+Status Engine::queue_commit(Bytes host, uint64_t* number) {
   std::unique_ptr<Batch> batch = queue_.spare();
   batch->op = Op::kCommit;
   batch->host.assign(host.begin(), host.end());

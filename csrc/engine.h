@@ -3,7 +3,8 @@
 // Work comes in batches (a layer to write, a version to read, a commit); a batch is cut into
 // chunks, and workers do these.
 //
-//   begin -> submit(write)... -> wait(copied) -> commit -> wait(durable)     or drop at any point
+//   begin -> submit(write)... -> wait(copied) -> queue_commit -> wait(durable)    or drop at any
+//   time
 //
 // Its parts, each with a mutex of its own, of which no two are ever held together:
 //
@@ -78,8 +79,8 @@ class Engine {
   // kTimeout, the batch's failure, kChanged where checksums did not match, or done. It takes the
   // timeout and one chunk at most.
   Status wait(uint64_t batch, int64_t timeout_ns, Report* report);
-  // Queues it, with a copy of the host state; a worker makes the version.
-  Status commit(Bytes host, uint64_t* batch);
+  // With a copy of the host state. A worker makes the version.
+  Status queue_commit(Bytes host, uint64_t* batch);
   // Chunks that no worker has taken are left out. kTimeout: a worker is still in its chunk; the
   // next begin tries again.
   Status drop(int64_t timeout_ns);
@@ -98,12 +99,12 @@ class Engine {
   void stop();
 
   void work();
-  void run(const Task& task);
+  void run(const Turn& turn);
   void run_drain();
   void run_poll();
   void run_piece(const DeviceFeed::Found& found);
   void run_commit(Batch* batch);
-  void run_chunks(const Task& task);
+  void run_chunks(const Turn& turn);
   void run_arrived(Batch* batch);
   void hear_of_arrivals();
   void complete(Batch* batch);

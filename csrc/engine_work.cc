@@ -1,4 +1,4 @@
-// What a worker does with its tasks. See engine.h.
+// What a worker does with its turns. See engine.h.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -42,23 +42,23 @@ Status guarded(const Body& body) {
 void Engine::work() {
   block_signals();
   be_patient();
-  for (Task task = queue_.next(); task.kind != Task::Kind::kEnd; task = queue_.next()) run(task);
+  for (Turn turn = queue_.next(); turn.kind != Turn::Kind::kEnd; turn = queue_.next()) run(turn);
 }
 
-void Engine::run(const Task& task) {
-  switch (task.kind) {
-    case Task::Kind::kEnd:
+void Engine::run(const Turn& turn) {
+  switch (turn.kind) {
+    case Turn::Kind::kEnd:
       return;
-    case Task::Kind::kDrain:
+    case Turn::Kind::kDrain:
       return run_drain();
-    case Task::Kind::kPoll:
+    case Turn::Kind::kPoll:
       return run_poll();
-    case Task::Kind::kCommit:
-      return run_commit(task.batch);
-    case Task::Kind::kChunks:
-      return run_chunks(task);
-    case Task::Kind::kArrived:
-      return run_arrived(task.batch);
+    case Turn::Kind::kCommit:
+      return run_commit(turn.batch);
+    case Turn::Kind::kChunks:
+      return run_chunks(turn);
+    case Turn::Kind::kArrived:
+      return run_arrived(turn.batch);
   }
 }
 
@@ -76,10 +76,10 @@ void Engine::run_commit(Batch* batch) {
   finish(batch, std::move(status));
 }
 
-void Engine::run_chunks(const Task& task) {
-  Batch* const batch = task.batch;
+void Engine::run_chunks(const Turn& turn) {
+  Batch* const batch = turn.batch;
   Status status = guarded([&]() -> Status {
-    for (size_t i = task.begin; i < task.end; ++i) {
+    for (size_t i = turn.begin; i < turn.end; ++i) {
       const Chunk& chunk = batch->chunks[i];
       if (!copy_chunk(*batch, chunk)) queue_.note_bad(batch, chunk.extent);
     }
@@ -87,9 +87,9 @@ void Engine::run_chunks(const Task& task) {
     return {};
   });
   if (status.ok() && batch->op == Op::kWrite) {
-    draft_.note_written(*batch, task.begin, task.end, task.bytes);
+    draft_.note_written(*batch, turn.begin, turn.end, turn.bytes);
   }
-  if (queue_.done(task, std::move(status))) complete(batch);
+  if (queue_.done(turn, std::move(status))) complete(batch);
 }
 
 // This thread's stores are ordered by this thread's fence only.

@@ -22,7 +22,7 @@ struct OnPages : testing::Test {
     EXPECT_TRUE(fails(engine.begin(next), Code::kLost, "the disk is gone"));
     EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, next), Code::kLost, "the disk is gone"));
     uint64_t batch = 0;
-    EXPECT_TRUE(fails(engine->commit(next.host, &batch), Code::kLost, "the disk is gone"));
+    EXPECT_TRUE(fails(engine->queue_commit(next.host, &batch), Code::kLost, "the disk is gone"));
     EXPECT_EQ(engine.listed(), "1.0");
     const auto again = reopened(engine.store());
     EXPECT_TRUE(holds(again.get(), again->versions().back(), first));
@@ -77,7 +77,7 @@ TEST_F(OnPages, a_commit_waits_for_a_drain_that_is_under_way) {
   ASSERT_TRUE(draining.wait());
   engine.media->set_trace(&log);  // the drain causes no event before it has failed
   uint64_t commit = 0, behind = 0;
-  ASSERT_TRUE(is_ok(engine->commit(second.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(second.host, &commit)));
   // The other worker takes them in their order.
   ASSERT_TRUE(is_ok(engine.submit(Op::kVerify, 1, spans_of(first), &behind)));
   ASSERT_TRUE(is_ok(engine.until_done(behind)));
@@ -180,7 +180,7 @@ TEST_F(OneFailure, of_a_begin_costs_no_other) {
   const State large = State::of(2, {2 << 20});
   EXPECT_TRUE(fails(engine.begin(large), Code::kIo, "no answer"));
   uint64_t batch = 0;
-  EXPECT_TRUE(fails(engine->commit({}, &batch), Code::kInvalid, "no version is in flight"));
+  EXPECT_TRUE(fails(engine->queue_commit({}, &batch), Code::kInvalid, "no version is in flight"));
   engine.media->on_grow = nullptr;
   ASSERT_TRUE(is_ok(engine.save(large)));
   expect_as_new();

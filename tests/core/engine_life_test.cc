@@ -38,13 +38,13 @@ TEST(Attempt, only_one_is_in_flight) {
   TestEngine engine;
   const State state = State::of(7, kSizes);
   uint64_t batch = 0;
-  EXPECT_TRUE(fails(engine->commit({}, &batch), Code::kInvalid, "no version is in flight"));
+  EXPECT_TRUE(fails(engine->queue_commit({}, &batch), Code::kInvalid, "no version is in flight"));
   EXPECT_TRUE(fails(engine->drop(0), Code::kInvalid, "no version is in flight"));
   ASSERT_TRUE(is_ok(engine.begin(state)));
   EXPECT_TRUE(fails(engine.begin(state), Code::kInvalid, "of step 7 is in flight"));
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, state)));
   ASSERT_TRUE(is_ok(engine.commit(state)));
-  EXPECT_TRUE(fails(engine->commit({}, &batch), Code::kInvalid, "no version is in flight"));
+  EXPECT_TRUE(fails(engine->queue_commit({}, &batch), Code::kInvalid, "no version is in flight"));
   EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, state), Code::kInvalid, "no version is in flight"));
   EXPECT_TRUE(is_ok(engine.begin(state)));
 }
@@ -57,7 +57,7 @@ TEST(Attempt, it_is_committed_only_when_every_chunk_was_written) {
   uint64_t written = 0;
   for (const Span& span : spans_of(state)) {
     if (written < kChunks) {
-      EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid,
+      EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid,
                         std::to_string(written) + " of 4 chunks"));
     }
     ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {span}, &batch)));
@@ -78,7 +78,7 @@ TEST(Attempt, an_extent_written_twice_does_not_stand_in_for_another) {
     ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[0]}, &batch)));
     ASSERT_TRUE(is_ok(engine.wait(batch)));
   }
-  EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid, "chunks"));
+  EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid, "chunks"));
   ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[1]}, &batch)));
   ASSERT_TRUE(is_ok(engine.wait(batch)));
   ASSERT_TRUE(is_ok(engine.commit(state))) << "now all are there";
@@ -98,7 +98,7 @@ TEST(Attempt, one_without_extents_is_its_host_state) {
 TEST_F(Held, nothing_is_committed_while_a_chunk_is_being_written) {
   hold_all();
   uint64_t batch = 0;
-  EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid, "0 of 4 chunks"));
+  EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid, "0 of 4 chunks"));
   gate.open();
   for (uint64_t written : batches) ASSERT_TRUE(is_ok(engine.wait(written)));
   ASSERT_TRUE(is_ok(engine.commit(state)));
@@ -113,9 +113,9 @@ TEST_F(Held, nothing_is_written_or_committed_again_behind_a_queued_commit) {
   ASSERT_TRUE(is_ok(engine.begin(empty)));
   engine.media->set_trace(&at_record);
   uint64_t commit = 0, batch = 0;
-  ASSERT_TRUE(is_ok(engine->commit(empty.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(empty.host, &commit)));
   ASSERT_TRUE(at_record.wait_held());
-  EXPECT_TRUE(fails(engine->commit(empty.host, &batch), Code::kInvalid, "queued already"));
+  EXPECT_TRUE(fails(engine->queue_commit(empty.host, &batch), Code::kInvalid, "queued already"));
   EXPECT_TRUE(fails(engine.submit(Op::kWrite, 0, {}, &batch), Code::kInvalid, "no more writes"));
   EXPECT_TRUE(fails(engine.begin(State::of(10, {})), Code::kInvalid, "step 9 is in flight"));
   EXPECT_TRUE(fails(engine->rebase(1), Code::kInvalid, "step 9 is in flight"));
@@ -136,7 +136,7 @@ TEST_F(Held, a_drop_cancels_what_is_queued_and_waits_for_what_is_being_copied) {
   }
   uint64_t batch = 0;
   EXPECT_TRUE(fails(engine.begin(state), Code::kInvalid, "in flight")) << "a worker is in its area";
-  EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid, "no version"));
+  EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid, "no version"));
   EXPECT_TRUE(fails(engine.submit(Op::kWrite, 0, {}, &batch), Code::kInvalid, "no version"));
   gate.open();
   EXPECT_TRUE(fails(engine.wait(batches[0]), Code::kInvalid, "given up"));
@@ -212,7 +212,7 @@ TEST(Attempt, nothing_is_committed_while_a_chunk_is_written_again) {
   uint64_t again = 0, commit = 0, behind = 0;
   ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans_of(second)[0]}, &again)));
   ASSERT_TRUE(gate.wait_held());
-  ASSERT_TRUE(is_ok(engine->commit(second.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(second.host, &commit)));
   // The other worker takes them in their order.
   ASSERT_TRUE(is_ok(engine.submit(Op::kVerify, 1, spans_of(first), &behind)));
   ASSERT_TRUE(is_ok(engine.until_done(behind)));
@@ -285,7 +285,7 @@ TEST_F(Closing, a_queued_commit_is_made_and_an_unfinished_attempt_is_not) {
     ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, spans_of(first), &batch)));
     ASSERT_TRUE(is_ok(engine.wait(batch, kDeadlineNs, &report)));
     engine.store().media().set_trace(&gate);
-    ASSERT_TRUE(is_ok(engine.commit(first.host, &batch)));
+    ASSERT_TRUE(is_ok(engine.queue_commit(first.host, &batch)));
     ASSERT_TRUE(gate.wait_held());
     gate.open();
   }

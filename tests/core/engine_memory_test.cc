@@ -54,7 +54,7 @@ struct Memory : testing::Test {
     Status status = engine->submit(Op::kWrite, 0, spans_of(state), &batch);
     if (status.ok()) status = engine->until_done(batch);
     uint64_t commit = 0;
-    if (status.ok()) status = (*engine)->commit(state.host, &commit);
+    if (status.ok()) status = (*engine)->queue_commit(state.host, &commit);
     if (status.ok() && commit != 0) status = engine->until_done(commit);
     if (commit == 0) {
       EXPECT_TRUE(is_ok((*engine)->drop(kDeadlineNs)));
@@ -148,7 +148,7 @@ TEST_F(Memory, a_host_state_that_finds_none_leaves_the_version_in_flight) {
   asked = 0;
   refuse = kEach;
   uint64_t batch = 0;
-  EXPECT_THROW((void)engine->commit(state.host, &batch), std::bad_alloc);
+  EXPECT_THROW((void)engine->queue_commit(state.host, &batch), std::bad_alloc);
   refuse = kNone;
   own_thread = true;
   ASSERT_TRUE(is_ok(engine.commit(state)));

@@ -170,7 +170,7 @@ TEST(EngineThreads, a_store_on_a_file_grows_while_versions_are_read) {
     Report report;
     RETURN_IF_ERROR(engine.begin(state.step, 1, state.sizes(), state.blob, state.host.size()));
     RETURN_IF_ERROR(run(Op::kWrite, 0, state));
-    RETURN_IF_ERROR(engine.commit(state.host, &batch));
+    RETURN_IF_ERROR(engine.queue_commit(state.host, &batch));
     return engine.wait(batch, kDeadlineNs, &report);
   };
   const State first = State::of(1, kSizes);
