@@ -338,8 +338,9 @@ int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_rep
 }
 
 int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint64_t* batch) {
-  return with_engine(
-      store, [&](Engine& engine) { return engine.commit(bytes_of(host, host_bytes), batch); });
+  return with_engine(store, [&](Engine& engine) {
+    return engine.queue_commit(bytes_of(host, host_bytes), batch);
+  });
 }
 
 int lckpt_drop(lckpt_store* store, int64_t timeout_ns) {

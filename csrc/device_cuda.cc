@@ -3,17 +3,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+
+#include "deadline.h"
 
 namespace lightckpt {
 namespace {
 
 using std::chrono::microseconds;
 using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
 
 constexpr uint64_t kIndexBits = 16;
 static_assert(CudaDevice::kCopiesMax <= 1 << kIndexBits);
-constexpr size_t kLooks = 8;  // at copies under way, before there is one more
+constexpr size_t kPartsMax = 1024;  // of most copies; where there are more, memory is asked for
+constexpr size_t kLooks = 8;        // at copies under way, before there is one more
 constexpr microseconds kPauseMin{20};
 constexpr microseconds kPauseMax{1000};
 
@@ -39,7 +42,16 @@ Status CudaDevice::open(const CudaContext& context, uint32_t lanes,
                         std::unique_ptr<CudaDevice>* device) {
   CHECK(lanes > 0);
   std::unique_ptr<CudaDevice> made(new CudaDevice(context));
-  RETURN_IF_ERROR(make_event(context, &made->ready_));
+  {
+    MutexLock lock(made->mutex_);
+    RETURN_IF_ERROR(make_event(context, &made->ready_));
+    // Copies are given by workers too, which allocate nothing.
+    made->copies_.reserve(kCopiesMax);
+    made->free_.reserve(kCopiesMax);
+    made->targets_.reserve(kPartsMax);
+    made->sources_.reserve(kPartsMax);
+    made->sizes_.reserve(kPartsMax);
+  }
   made->lanes_.resize(lanes);
   for (CudaStream& lane : made->lanes_) RETURN_IF_ERROR(make_stream(context, &lane));
   *device = std::move(made);
@@ -54,32 +66,42 @@ Status CudaDevice::refuse_capture(CudaStreamHandle stream) const {
 }
 
 Status CudaDevice::order_after(uint64_t stream, uint32_t* lane) {
-  const CudaDriver& driver = context_.driver();
-  std::lock_guard lock(mutex_);
-  return context_.inside([&]() -> Status {
-    RETURN_IF_ERROR(refuse_capture(handle_of(stream)));
-    RETURN_IF_ERROR(driver.event_record(ready_.get(), handle_of(stream)));
-    // The lane waits for this recording, also when the event is recorded again.
-    RETURN_IF_ERROR(driver.stream_wait_event(lanes_[next_lane_].get(), ready_.get()));
-    *lane = next_lane_;
-    next_lane_ = (next_lane_ + 1) % lanes();
-    return {};
+  MutexLock lock(mutex_);
+  return context_.inside([&] {
+    mutex_.is_held();
+    return order_inside(stream, lane);
   });
 }
 
-Status CudaDevice::join_lanes() {
+Status CudaDevice::order_inside(uint64_t stream, uint32_t* lane) {
   const CudaDriver& driver = context_.driver();
-  std::lock_guard lock(mutex_);
-  return context_.inside([&]() -> Status {
-    for (const CudaStream& lane : lanes_) {
-      RETURN_IF_ERROR(driver.event_record(ready_.get(), lane.get()));
-      for (const CudaStream& other : lanes_) {
-        if (&other == &lane) continue;
-        RETURN_IF_ERROR(driver.stream_wait_event(other.get(), ready_.get()));
-      }
-    }
-    return {};
+  RETURN_IF_ERROR(refuse_capture(handle_of(stream)));
+  RETURN_IF_ERROR(driver.event_record(ready_.get(), handle_of(stream)));
+  // The lane waits for this recording, also when the event is recorded again.
+  RETURN_IF_ERROR(driver.stream_wait_event(lanes_[next_lane_].get(), ready_.get()));
+  *lane = next_lane_;
+  next_lane_ = (next_lane_ + 1) % lanes();
+  return {};
+}
+
+Status CudaDevice::join_lanes() {
+  MutexLock lock(mutex_);
+  return context_.inside([&] {
+    mutex_.is_held();
+    return join_inside();
   });
+}
+
+Status CudaDevice::join_inside() {
+  const CudaDriver& driver = context_.driver();
+  for (const CudaStream& lane : lanes_) {
+    RETURN_IF_ERROR(driver.event_record(ready_.get(), lane.get()));
+    for (const CudaStream& other : lanes_) {
+      if (&other == &lane) continue;
+      RETURN_IF_ERROR(driver.stream_wait_event(other.get(), ready_.get()));
+    }
+  }
+  return {};
 }
 
 uint64_t CudaDevice::number_of(uint32_t index) const {
@@ -152,24 +174,36 @@ Status CudaDevice::copy_with(uint32_t lane, uint64_t* number, const Gather& gath
                              const Each& each) {
   CHECK(lane < lanes());
   *number = 0;
-  std::lock_guard lock(mutex_);
   return context_.inside([&]() -> Status {
+    mutex_.is_held();
     uint32_t index = 0;
     RETURN_IF_ERROR(take_free(&index));
     Copy* const copy = &copies_[index];
     *number = number_of(index);
     copy->lane = lane;
     copy->under_way = true;
-    const CudaStreamHandle stream = lanes_[lane].get();
-    targets_.clear();
-    sources_.clear();
-    sizes_.clear();
-    gather();
-    const Status status = enqueue(stream, each);
-    const Status recorded = context_.driver().event_record(copy->event.get(), stream);
-    copy->recorded = recorded.ok();
-    return status.ok() ? recorded : status;
+    copy->recorded = false;
+    Status status;
+    try {
+      status = give(copy, gather, each);
+    } catch (const std::exception&) {
+      status = no_host_memory();  // as any failure half way
+    }
+    return status;
   });
+}
+
+template <typename Gather, typename Each>
+Status CudaDevice::give(Copy* copy, const Gather& gather, const Each& each) {
+  const CudaStreamHandle stream = lanes_[copy->lane].get();
+  targets_.clear();
+  sources_.clear();
+  sizes_.clear();
+  gather();
+  const Status status = enqueue(stream, each);
+  const Status recorded = context_.driver().event_record(copy->event.get(), stream);
+  copy->recorded = recorded.ok();
+  return status.ok() ? recorded : status;
 }
 
 void CudaDevice::add(CudaPointer target, CudaPointer source, uint64_t bytes) {
@@ -181,9 +215,12 @@ void CudaDevice::add(CudaPointer target, CudaPointer source, uint64_t bytes) {
 
 Status CudaDevice::copy_out(uint32_t lane, std::span<const CudaSpan> spans,
                             const CudaPinned& target, uint64_t* copy) {
+  MutexLock lock(mutex_);
   const auto gather = [&] {
+    mutex_.is_held();
     for (const CudaSpan& span : spans) {
       each_part(span, target, [&](CudaPointer device, std::byte* host, uint64_t bytes) {
+        mutex_.is_held();
         add(cuda_pointer(host), device, bytes);
       });
     }
@@ -196,9 +233,12 @@ Status CudaDevice::copy_out(uint32_t lane, std::span<const CudaSpan> spans,
 
 Status CudaDevice::copy_in(uint32_t lane, std::span<const CudaSpan> spans, const CudaPinned& source,
                            uint64_t* copy) {
+  MutexLock lock(mutex_);
   const auto gather = [&] {
+    mutex_.is_held();
     for (const CudaSpan& span : spans) {
       each_part(span, source, [&](CudaPointer device, std::byte* host, uint64_t bytes) {
+        mutex_.is_held();
         add(device, cuda_pointer(host), bytes);
       });
     }
@@ -209,9 +249,11 @@ Status CudaDevice::copy_in(uint32_t lane, std::span<const CudaSpan> spans, const
       });
 }
 
-Status CudaDevice::copy_aside(uint32_t lane, std::span<const CudaMove> moves, uint64_t* copy) {
+Status CudaDevice::copy_aside(uint32_t lane, std::span<const CudaPair> pairs, uint64_t* copy) {
+  MutexLock lock(mutex_);
   const auto gather = [&] {
-    for (const CudaMove& move : moves) add(move.target, move.source, move.bytes);
+    mutex_.is_held();
+    for (const CudaPair& pair : pairs) add(pair.target, pair.source, pair.bytes);
   };
   return copy_with(lane, copy, gather,
                    [&](CudaPointer target, CudaPointer source, uint64_t bytes, auto stream) {
@@ -220,8 +262,9 @@ Status CudaDevice::copy_aside(uint32_t lane, std::span<const CudaMove> moves, ui
 }
 
 Status CudaDevice::stream_wait(uint64_t number, uint64_t stream) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return context_.inside([&]() -> Status {
+    mutex_.is_held();
     RETURN_IF_ERROR(refuse_capture(handle_of(stream)));
     Copy* const copy = find(number);
     if (copy == nullptr) return {};  // it was seen done
@@ -232,31 +275,27 @@ Status CudaDevice::stream_wait(uint64_t number, uint64_t stream) {
 
 Status CudaDevice::done(uint64_t number, bool* done) {
   *done = true;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Copy* const copy = find(number);
   if (copy == nullptr) return {};
   *done = false;
-  return context_.inside([&] { return query(copy, done); });
+  return context_.inside([&] {
+    mutex_.is_held();
+    return query(copy, done);
+  });
 }
 
 Status CudaDevice::wait(uint64_t number, int64_t timeout_ns) {
-  const auto start = steady_clock::now();
+  const Deadline deadline(timeout_ns);
   nanoseconds pause = kPauseMin;
   while (true) {
     bool through = false;
     RETURN_IF_ERROR(done(number, &through));
     if (through) return {};
-    if (timeout_ns >= 0) {
-      const nanoseconds left = nanoseconds(timeout_ns) - (steady_clock::now() - start);
-      if (left <= nanoseconds(0)) {
-        return {Code::kTimeout,
-                "the copy is not done after " + std::to_string(timeout_ns / 1'000'000) + " ms"};
-      }
-      pause = std::min(pause, left);
-    }
+    if (deadline.passed()) return {Code::kTimeout, "the copy is not done " + deadline.after()};
     // CUDA's own wait has no end, so this one looks again and again.
-    std::unique_lock lock(mutex_);
-    has_done_.wait_for(lock, pause);
+    MutexLock lock(mutex_);
+    has_done_.wait_for(lock, std::min(pause, deadline.left()));
     pause = std::min<nanoseconds>(pause * 2, kPauseMax);
   }
 }
@@ -266,7 +305,7 @@ Status CudaDevice::close() {
   const auto keep_first = [&](const Status& one) {
     if (status.ok()) status = one;
   };
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (CudaStream& lane : lanes_) {
     if (lane.get() == nullptr) continue;
     const auto wait = [&] { return context_.driver().stream_synchronize(lane.get()); };

@@ -22,18 +22,17 @@
 //  3. In steady state nothing is made: events come back when their copy was seen done.
 //  4. A copy that failed half way is known by its number nevertheless, so that 1 can be kept.
 //
-// Threads: any; the end by one alone.
+// Threads: any; the end by one alone. No other mutex of ours is taken under this one's.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "cuda_objects.h"
 #include "status.h"
+#include "thread_annotations.h"
 
 namespace lightckpt {
 
@@ -44,7 +43,7 @@ struct CudaSpan {
 };
 
 // Both on the device.
-struct CudaMove {
+struct CudaPair {
   CudaPointer target;
   CudaPointer source;
   uint64_t bytes;
@@ -75,7 +74,7 @@ class CudaDevice {
                   uint64_t* copy);
   Status copy_in(uint32_t lane, std::span<const CudaSpan> spans, const CudaPinned& source,
                  uint64_t* copy);
-  Status copy_aside(uint32_t lane, std::span<const CudaMove> moves, uint64_t* copy);
+  Status copy_aside(uint32_t lane, std::span<const CudaPair> pairs, uint64_t* copy);
 
   Status stream_wait(uint64_t copy, uint64_t stream);
   // An error is CUDA's, mostly of earlier work; whether the copy is done is then not known.
@@ -99,31 +98,36 @@ class CudaDevice {
   explicit CudaDevice(const CudaContext& context) : context_(context) {}
 
   template <typename Gather, typename Each>
-  Status copy_with(uint32_t lane, uint64_t* number, const Gather& gather, const Each& each);
+  Status copy_with(uint32_t lane, uint64_t* number, const Gather& gather, const Each& each)
+      REQUIRES(mutex_);
+  template <typename Gather, typename Each>
+  Status give(Copy* copy, const Gather& gather, const Each& each) REQUIRES(mutex_);
   template <typename Each>
-  Status enqueue(CudaStreamHandle stream, const Each& each);
-  void add(CudaPointer target, CudaPointer source, uint64_t bytes);
-  Status take_free(uint32_t* index);
-  Copy* find(uint64_t number);
-  uint64_t number_of(uint32_t index) const;
-  Status query(Copy* copy, bool* done);
+  Status enqueue(CudaStreamHandle stream, const Each& each) REQUIRES(mutex_);
+  void add(CudaPointer target, CudaPointer source, uint64_t bytes) REQUIRES(mutex_);
+  Status order_inside(uint64_t stream, uint32_t* lane) REQUIRES(mutex_);
+  Status join_inside() REQUIRES(mutex_);
+  Status take_free(uint32_t* index) REQUIRES(mutex_);
+  Copy* find(uint64_t number) REQUIRES(mutex_);
+  uint64_t number_of(uint32_t index) const REQUIRES(mutex_);
+  Status query(Copy* copy, bool* done) REQUIRES(mutex_);
   Status refuse_capture(CudaStreamHandle stream) const;
 
   const CudaContext& context_;
-  std::vector<CudaStream> lanes_;
+  std::vector<CudaStream> lanes_;  // stand still until the end
 
-  std::mutex mutex_;  // guards everything below, and the order of what lanes are given
-  std::condition_variable has_done_;
-  CudaEvent ready_;  // recorded on a caller's stream, and waited for at once
-  uint32_t next_lane_ = 0;
-  std::vector<Copy> copies_;
-  std::vector<uint32_t> free_;
+  Mutex mutex_;  // also keeps the order of what lanes are given
+  CondVar has_done_;
+  CudaEvent ready_ GUARDED_BY(mutex_);  // recorded on a caller's stream, and waited for at once
+  uint32_t next_lane_ GUARDED_BY(mutex_) = 0;
+  std::vector<Copy> copies_ GUARDED_BY(mutex_);
+  std::vector<uint32_t> free_ GUARDED_BY(mutex_);
   // The parts of the copy that is being given; hundreds of small ones take one call of the driver.
-  std::vector<CudaPointer> targets_;
-  std::vector<CudaPointer> sources_;
-  std::vector<size_t> sizes_;
-  bool copies_many_ = true;
-  size_t next_look_ = 0;  // where to look for one that is done
+  std::vector<CudaPointer> targets_ GUARDED_BY(mutex_);
+  std::vector<CudaPointer> sources_ GUARDED_BY(mutex_);
+  std::vector<size_t> sizes_ GUARDED_BY(mutex_);
+  bool copies_many_ GUARDED_BY(mutex_) = true;
+  size_t next_look_ GUARDED_BY(mutex_) = 0;  // where to look for one that is done
 };
 
 }  // namespace lightckpt

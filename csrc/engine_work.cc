@@ -1,9 +1,10 @@
-// What a worker does with the chunks it has taken, and with a commit. See engine.h.
+// What a worker does with its turns. See engine.h.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 
-#include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "crc32c.h"
 #include "engine.h"
@@ -26,107 +27,82 @@ void be_patient() {
   pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
 }
 
+// An exception is an error of what was being done, and of nothing else.
+template <typename Body>
+Status guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception&) {
+    return no_host_memory();
+  }
+}
+
 }  // namespace
 
 void Engine::work() {
   block_signals();
   be_patient();
-  std::unique_lock lock(mutex_);
-  while (true) {
-    if (drain_early_) {
-      // Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.
-      drain_early_ = false;
-      lock.unlock();
-      Status status = store_->media().drain();
-      lock.lock();
-      if (!status.ok() && failed_.ok()) failed_ = status;
-      continue;
-    }
-    // In their turn: a commit goes alone, but chunks of batches before it may still be running.
-    const auto found = std::ranges::find_if(queue_, [&](const auto& b) {
-      return !b->taken() && (b->op != Op::kCommit || !awaits_device());
-    });
-    if (found != queue_.end()) {
-      // Whoever asks the devices may be this one.
-      if (on_devices_ > 0 && !polling_) has_work_.notify_one();
-      run_some(found->get(), lock);
-    } else if (on_devices_ > 0 && !polling_) {
-      poll(lock);
-    } else if (stopping_ && on_devices_ == 0) {
+  for (Turn turn = queue_.next(); turn.kind != Turn::Kind::kEnd; turn = queue_.next()) run(turn);
+}
+
+void Engine::run(const Turn& turn) {
+  switch (turn.kind) {
+    case Turn::Kind::kEnd:
       return;
-    } else {
-      has_work_.wait(lock);
+    case Turn::Kind::kDrain:
+      return run_drain();
+    case Turn::Kind::kPoll:
+      return run_poll();
+    case Turn::Kind::kCommit:
+      return run_commit(turn.batch);
+    case Turn::Kind::kChunks:
+      return run_chunks(turn);
+    case Turn::Kind::kArrived:
+      return run_arrived(turn.batch);
+  }
+}
+
+// Copied is enough for the trainer; the slow way to the disk starts now, not at the commit.
+void Engine::run_drain() {
+  draft_.drained(guarded([&] { return store_->media().drain(); }));
+  release_commit();
+}
+
+void Engine::run_commit(Batch* batch) {
+  const uint64_t begin = now_ns();
+  Status status = guarded([&] { return draft_.commit(store_.get(), batch->host); });
+  draft_.conclude(status, batch->host.size(), now_ns() - begin);
+  queue_.note_bytes(batch, batch->host.size());
+  finish(batch, std::move(status));
+}
+
+void Engine::run_chunks(const Turn& turn) {
+  Batch* const batch = turn.batch;
+  Status status = guarded([&]() -> Status {
+    for (size_t i = turn.begin; i < turn.end; ++i) {
+      const Chunk& chunk = batch->chunks[i];
+      if (!copy_chunk(*batch, chunk)) queue_.note_bad(batch, chunk.extent);
     }
+    fence_after(batch->op);
+    return {};
+  });
+  if (status.ok() && batch->op == Op::kWrite) {
+    draft_.note_written(*batch, turn.begin, turn.end, turn.bytes);
   }
+  if (queue_.done(turn, std::move(status))) complete(batch);
 }
 
-// Takes a commit, or chunks of up to about a MiB, and does them without the lock.
-void Engine::run_some(Batch* batch, std::unique_lock<std::mutex>& lock) {
-  if (batch->report.start_ns == 0) batch->report.start_ns = now_ns();
-  const size_t begin = batch->next;
-  if (batch->op == Op::kCommit) {
-    batch->next = 1;
-    lock.unlock();
-    run_commit(batch);
-    lock.lock();
-  } else {
-    uint64_t bytes = 0;
-    while (!batch->taken() && bytes < kChunkBytes) bytes += batch->chunks[batch->next++].bytes;
-    const size_t end = batch->next;
-    lock.unlock();
-    run_chunks(batch, begin, end);
-    lock.lock();
-    batch->report.bytes += bytes;
-    if (batch->op == Op::kWrite) note_written(*batch, begin, end, bytes);
-    batch->remaining -= end - begin;
-  }
-  if (batch->remaining > 0) return;
-  drain_early_ |= batch->op == Op::kWrite && store_->media().granularity() == Granularity::kPage;
-  finish(batch);
-  // A check that came from a device may have waited for it.
-  if (on_devices_ > 0) finish_arrived();
-}
-
-// With the mutex held. Counted once each: a chunk that was written twice does not stand in for
-// another.
-void Engine::note_written(const Batch& batch, size_t begin, size_t end, uint64_t bytes) {
-  for (size_t i = begin; i < end; ++i) {
-    const uint64_t index = batch.chunks[i].index;
-    chunks_written_ += written_[index] ? 0 : 1;
-    written_[index] = true;
-  }
-  counters_.bytes_persisted += bytes;
-}
-
-// With the mutex held.
-void Engine::note_bad(Batch* batch, uint32_t extent) {
-  Report& report = batch->report;
-  if (report.bad_count < report.bad.size()) report.bad[report.bad_count] = extent;
-  ++report.bad_count;
-}
-
-void Engine::run_chunks(Batch* batch, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) {
-    const Chunk& chunk = batch->chunks[i];
-    if (run_chunk(*batch, chunk)) continue;
-    std::lock_guard lock(mutex_);
-    note_bad(batch, chunk.extent);
-  }
-  // This thread's stores are ordered by this thread's fence only.
-  if (batch->op == Op::kWrite) {
-    store_->media().fence();
-  } else {
-    store_fence();
-  }
-}
+// This thread's stores are ordered by this thread's fence only.
+void Engine::fence_after(Op op) { op == Op::kWrite ? store_->media().fence() : store_fence(); }
 
 // False if the chunk's bytes are not those of its checksum.
-bool Engine::run_chunk(const Batch& batch, const Chunk& chunk) {
+bool Engine::copy_chunk(const Batch& batch, const Chunk& chunk) {
   Media& media = store_->media();
   const std::byte* stored = media.view() + chunk.offset;
   switch (batch.op) {
     case Op::kWrite:
-      table_[chunk.index] = media.nt_copy_crc(chunk.offset, Bytes(chunk.memory, chunk.bytes));
+      draft_.checksum(chunk.index) =
+          media.nt_copy_crc(chunk.offset, Bytes(chunk.memory, chunk.bytes));
       return true;
     case Op::kRead:
       media.populate(chunk.offset, chunk.bytes);
@@ -146,38 +122,28 @@ bool Engine::run_chunk(const Batch& batch, const Chunk& chunk) {
   CHECK(false);
 }
 
-void Engine::run_commit(Batch* batch) {
-  const uint64_t begin = now_ns();
-  const Status status = commit_attempt(batch->host);
-  std::lock_guard lock(mutex_);
-  batch->status = status;
-  batch->remaining = 0;
-  batch->report.bytes = batch->host.size();
-  attempt_open_ = dropping_ = committing_ = false;
-  if (!status.ok()) {
-    ++counters_.drops;
-    return;
+// A batch that is through. What it met is the version's in flight, if it is of that; then it is
+// finished: who hears of it finds all this done.
+void Engine::complete(Batch* batch) {
+  Media& media = store_->media();
+  const Op op = batch->op;
+  uint32_t bad_count = 0;
+  Status status = guarded([&] { return queue_.outcome(*batch, &bad_count); });
+  if (status.ok() && op != Op::kCheck) status = guarded([&] { return media.check(); });
+  if (status.ok() && op == Op::kWrite && media.granularity() == Granularity::kPage) {
+    draft_.await_drain();
+    if (!queue_.ask_to_drain()) draft_.drained({});
   }
-  ++counters_.commits;
-  counters_.bytes_persisted += batch->host.size();
-  counters_.commit_ns = now_ns() - begin;
+  draft_.leave(*batch, status, bad_count);
+  finish(batch, std::move(status));
 }
 
-Status Engine::commit_attempt(Bytes host) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!failed_.ok()) return failed_;
-    if (!verdict_.ok()) return verdict_;
-    if (chunks_written_ != table_.size()) {
-      return {Code::kIo, std::to_string(table_.size() - chunks_written_) + " of " +
-                             std::to_string(table_.size()) +
-                             " chunks did not come from the device: the version is dropped"};
-    }
-  }
-  const Status status = store_->commit(attempt_, table_, host);
-  std::lock_guard lock(mutex_);
-  if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
-  return status;
+void Engine::finish(Batch* batch, Status status) {
+  const uint64_t number = batch->number;
+  const bool on_device = batch->on_device;
+  queue_.finish(batch, std::move(status));
+  if (on_device) devices_.forget(number);
+  release_commit();
 }
 
 }  // namespace lightckpt

@@ -82,17 +82,20 @@ std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, 
   return bytes;
 }
 
-std::vector<std::byte> encode_record(const RecordHead& head, const std::vector<uint32_t>& table) {
-  RecordHead whole = head;
-  whole.magic = kRecordMagic;
-  whole.chunk_count = static_cast<uint32_t>(table.size());
-  std::vector<std::byte> bytes;
-  bytes.reserve(record_table_end(table.size()));
-  append(&bytes, whole);
-  const auto* begin = reinterpret_cast<const std::byte*>(table.data());
-  bytes.insert(bytes.end(), begin, begin + table.size() * sizeof(uint32_t));
-  bytes.resize(record_table_end(table.size()));
-  return bytes;
+RecordFront::RecordFront(const std::vector<uint32_t>& table) : RecordFront(table.size()) {
+  std::ranges::copy(table, this->table());
+}
+
+void RecordFront::reset(uint64_t chunk_count) {
+  bytes_.assign(record_table_end(chunk_count), std::byte{0});
+  chunk_count_ = chunk_count;
+}
+
+Bytes RecordFront::seal(RecordHead head) {
+  head.magic = kRecordMagic;
+  head.chunk_count = static_cast<uint32_t>(chunk_count_);
+  std::memcpy(bytes_.data(), &head, sizeof(head));
+  return bytes_;
 }
 
 Status decode_header(const Media& media, Header* header) {

@@ -113,8 +113,25 @@ Header encode_header(uint64_t store_id, uint32_t slot_count, uint64_t created_un
                      uint64_t shutdowns = 0, uint32_t catalog = 0);
 Slot encode_slot(Slot slot);
 std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, Bytes blob);
-// Head and checksum table, padded to where the host state begins.
-std::vector<std::byte> encode_record(const RecordHead& head, const std::vector<uint32_t>& table);
+
+// A record up to where its host state begins: head, checksum table, padding. It is laid out at
+// once; then checksums are filled in as chunks are written, and the head comes last.
+class RecordFront {
+ public:
+  explicit RecordFront(uint64_t chunk_count = 0) { reset(chunk_count); }
+  RecordFront(const std::vector<uint32_t>& table);  // NOLINT: a record whose chunks are known
+
+  // All zero. Allocates only where it has never been so large.
+  void reset(uint64_t chunk_count);
+  uint64_t chunk_count() const { return chunk_count_; }
+  uint32_t* table() { return reinterpret_cast<uint32_t*>(bytes_.data() + sizeof(RecordHead)); }
+  // Fills in the head's other fields, and returns all of it.
+  Bytes seal(RecordHead head);
+
+ private:
+  uint64_t chunk_count_ = 0;
+  std::vector<std::byte> bytes_;
+};
 
 // Each checks before it trusts, and says in words what is wrong.
 Status decode_header(const Media& media, Header* header);

@@ -56,12 +56,12 @@ Status Gpu::submit(Way way, Snapshot how, uint64_t stream, std::span<const Devic
   RETURN_IF_ERROR(device_->order_after(stream, &lane));
   if (how != Snapshot::kDevice || way == Way::kIn) {
     const bool in_place = how != Snapshot::kHost && reach().ok();
-    return mover_->submit(way, lane, spans, in_place ? &places : nullptr, &moved->batch);
+    return mover_->submit(way, lane, spans, in_place ? &places : nullptr, &moved->move);
   }
   std::vector<DeviceSpan> aside(spans.begin(), spans.end());
   Status status = copy_aside(lane, &aside, &moved->aside);
   if (status.ok()) {
-    status = mover_->submit(way, lane, aside, reach().ok() ? &places : nullptr, &moved->batch);
+    status = mover_->submit(way, lane, aside, reach().ok() ? &places : nullptr, &moved->move);
   }
   // The memory aside is used again by the next attempt, which would not know of this.
   if (!status.ok() && moved->aside != 0) (void)device_->wait(moved->aside, -1);
@@ -81,20 +81,20 @@ Status Gpu::copy_aside(uint32_t lane, std::vector<DeviceSpan>* spans, uint64_t* 
     aside.bytes = bytes;
   }
   ++next_aside_;
-  std::vector<CudaMove> moves;
-  moves.reserve(spans->size());
+  std::vector<CudaPair> pairs;
+  pairs.reserve(spans->size());
   CudaPointer at = aside.memory.get();
   for (DeviceSpan& span : *spans) {
-    moves.push_back({at, span.device, span.bytes});
+    pairs.push_back({at, span.device, span.bytes});
     span.device = at;
     at += aligned(span.bytes);
   }
-  return device_->copy_aside(lane, moves, copy);
+  return device_->copy_aside(lane, pairs, copy);
 }
 
 Status Gpu::stream_wait(const Moved& moved, uint64_t stream, int64_t timeout_ns) {
   if (moved.aside != 0) return device_->stream_wait(moved.aside, stream);
-  return mover_->stream_wait(moved.batch, stream, timeout_ns);
+  return mover_->stream_wait(moved.move, stream, timeout_ns);
 }
 
 }  // namespace lightckpt

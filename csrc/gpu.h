@@ -26,9 +26,9 @@ namespace lightckpt {
 
 enum class Snapshot : uint32_t { kHost = 0, kDirect, kDevice };
 
-// A batch of the mover, and the copy aside before it, or 0.
+// What a batch has become: a move, and the copy aside before it, or 0.
 struct Moved {
-  uint64_t batch = 0;
+  uint64_t move = 0;
   uint64_t aside = 0;
 };
 

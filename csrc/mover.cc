@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 namespace lightckpt {
@@ -10,7 +11,6 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
 
 // How long to wait before the device is asked again.
 constexpr microseconds kPauseMin{20};
@@ -25,51 +25,80 @@ Status Mover::make(CudaDevice* device, uint64_t ring_bytes, uint64_t piece_bytes
   RETURN_IF_ERROR(CudaPinnedBuffer::make(device->context(), ring_bytes, &made->buffer_));
   made->piece_bytes_ = piece_bytes;
   made->ring_slots_ = static_cast<uint32_t>(ring_bytes / piece_bytes);
-  made->slots_.resize(made->ring_slots_);
-  for (uint32_t slot = made->ring_slots_; slot-- > 0;) made->free_ring_.push_back(slot);
+  {
+    MutexLock lock(made->mutex_);
+    made->reserve();
+    made->slots_.resize(made->ring_slots_);
+    for (uint32_t slot = made->ring_slots_; slot-- > 0;) made->free_ring_.push_back(slot);
+  }
   *mover = std::move(made);
   return {};
 }
 
+// For as much as there can be.
+void Mover::reserve() {
+  const size_t slots_max = ring_slots_ + kPlacesMax;
+  slots_.reserve(slots_max);
+  free_ring_.reserve(ring_slots_);
+  free_places_.reserve(kPlacesMax);
+  with_device_.reserve(slots_max);
+  arrived_.reserve(slots_max);
+  spare_.reserve(kMovesMax);
+  parts_.reserve(kPartsMax);
+  untold_.reserve(kReports);
+}
+
 Status Mover::submit(Way way, uint32_t lane, std::span<const DeviceSpan> spans,
                      const CudaPinned* places, uint64_t* number) {
-  const Lock lock(mutex_);
-  if (batches_.size() == kBatchesMax) {
-    return {Code::kBusy, std::to_string(kBatchesMax) + " batches are unfinished: wait for some"};
+  MutexLock lock(mutex_);
+  if (moves_.size() == kMovesMax) {
+    return {Code::kBusy, std::to_string(kMovesMax) + " moves are unfinished: wait for some"};
   }
-  Batch batch;
-  if (!spare_.empty()) {
-    batch.spans = std::move(spare_.back());
-    spare_.pop_back();
+  try {
+    Move& move = moves_.emplace_back();
+    if (!spare_.empty()) move.spans.swap(spare_.back());
+    move.spans.assign(spans.begin(), spans.end());
+  } catch (const std::exception&) {
+    // The caller may have begun copies aside: it must hear of this as of any other failure.
+    if (!moves_.empty() && moves_.back().number == 0) moves_.pop_back();
+    return no_host_memory();
   }
-  batch.spans.assign(spans.begin(), spans.end());
-  batch.number = *number = next_number_++;
-  batch.way = way;
-  batch.lane = lane;
-  if (places != nullptr) batch.places = *places;
-  skip_empty(&batch);
-  batches_.push_back(std::move(batch));
+  if (!spare_.empty()) spare_.pop_back();
+  Move& move = moves_.back();
+  move.number = *number = next_number_++;
+  move.way = way;
+  move.lane = lane;
+  if (places != nullptr) move.places = *places;
+  skip_empty(&move);
   moved_ = true;
   pump();
   return {};
 }
 
 Status Mover::next(int64_t timeout_ns, Piece* piece) {
-  return wait_until(timeout_ns, "there is no piece", [&] { return take(piece); });
+  const Deadline deadline(timeout_ns);
+  nanoseconds pause = kPauseMin;
+  MutexLock lock(mutex_);
+  while (true) {
+    pump();
+    if (take(piece)) return {};
+    if (deadline.passed()) return {Code::kTimeout, "no piece yet"};  // so short: no memory
+    rest(lock, deadline, &pause);
+  }
 }
 
 bool Mover::take(Piece* piece) {
   if (!arrived_.empty()) {
     *piece = slots_[arrived_.front()].piece;
-    arrived_.pop_front();
+    arrived_.erase(arrived_.begin());
     ++taken_;
     return true;
   }
-  for (Batch& batch : batches_) {
+  for (Move& move : moves_) {
     uint32_t slot = 0;
-    if (batch.way != Way::kIn || batch.cut() || !take_slot(batch.in_place(), &slot)) continue;
-    cut_piece(&batch, slot);
-    ++batch.with_worker;
+    if (move.way != Way::kIn || move.cut() || !take_slot(move.in_place(), &slot)) continue;
+    cut_piece(&move, slot);
+    ++move.with_worker;
     ++taken_;
     *piece = slots_[slot].piece;
     return true;
@@ -94,15 +123,15 @@ void Mover::free_slot(uint32_t slot) {
 }
 
 void Mover::finish(const Piece& piece, const Status& status) {
-  const Lock lock(mutex_);
-  Batch* const batch = find(piece.batch);
-  CHECK(batch != nullptr && batch->with_worker > 0 && taken_ > 0);
-  --batch->with_worker;
+  MutexLock lock(mutex_);
+  Move* const move = find(piece.move);
+  CHECK(move != nullptr && move->with_worker > 0 && taken_ > 0);
+  --move->with_worker;
   --taken_;
   moved_ = true;
-  if (!status.ok()) fail(batch, status);
-  if (piece.way == Way::kIn && batch->status.ok()) {
-    give_to_device(batch, piece.slot);
+  if (!status.ok()) fail(move, status);
+  if (piece.way == Way::kIn && move->status.ok()) {
+    give_to_device(move, piece.slot);
   } else {
     free_slot(piece.slot);
   }
@@ -110,54 +139,61 @@ void Mover::finish(const Piece& piece, const Status& status) {
 }
 
 void Mover::cancel(uint64_t number, const Status& why) {
-  const Lock lock(mutex_);
-  Batch* const batch = find(number);
-  if (batch == nullptr) return;
+  MutexLock lock(mutex_);
+  Move* const move = find(number);
+  if (move == nullptr) return;
   moved_ = true;
-  fail(batch, why);
+  fail(move, why);
   pump();
 }
 
 Status Mover::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns) {
-  uint64_t last = 0;
+  const Deadline deadline(timeout_ns);
+  nanoseconds pause = kPauseMin;
   Status status;
-  const auto all_given = [&] {
-    const Batch* const batch = find(number);
-    if (batch == nullptr) {
-      status = report_of(number);
-      return true;
+  uint64_t last = 0;
+  {
+    MutexLock lock(mutex_);
+    while (true) {
+      pump();
+      const Move* const move = find(number);
+      if (move == nullptr) return report_of(number);
+      status = move->status;
+      last = move->last_copy;
+      if (move->cut() && (move->way == Way::kOut || move->with_worker == 0)) break;
+      if (deadline.passed()) {
+        return {Code::kTimeout, "not all pieces are with the device " + deadline.after()};
+      }
+      rest(lock, deadline, &pause);
     }
-    status = batch->status;
-    last = batch->last_copy;
-    return batch->cut() && (batch->way == Way::kOut || batch->with_worker == 0);
-  };
-  RETURN_IF_ERROR(wait_until(timeout_ns, "not all pieces are with the device", all_given));
+  }
   if (last == 0) return status;
   const Status ordered = device_->stream_wait(last, stream);
   return status.ok() ? ordered : status;
 }
 
 Status Mover::wait(uint64_t number, int64_t timeout_ns) {
-  Status status;
-  const auto is_finished = [&] {
-    if (find(number) != nullptr) return false;
-    status = report_of(number);
-    return true;
-  };
-  RETURN_IF_ERROR(wait_until(timeout_ns, "the batch is not finished", is_finished));
-  return status;
+  const Deadline deadline(timeout_ns);
+  nanoseconds pause = kPauseMin;
+  MutexLock lock(mutex_);
+  while (true) {
+    pump();
+    if (find(number) == nullptr) return report_of(number);
+    if (deadline.passed()) return {Code::kTimeout, "the move is not finished " + deadline.after()};
+    rest(lock, deadline, &pause);
+  }
 }
 
-bool Mover::next_finished(uint64_t* batch) {
-  const Lock lock(mutex_);
+bool Mover::next_finished(uint64_t* move) {
+  MutexLock lock(mutex_);
   if (untold_.empty()) return false;
-  *batch = untold_.front();
-  untold_.pop_front();
+  *move = untold_.front();
+  untold_.erase(untold_.begin());
   return true;
 }
 
 Status Mover::close() {
-  const Lock lock(mutex_);
+  MutexLock lock(mutex_);
   Status status;
   const auto keep_first = [&](const Status& one) {
     if (status.ok()) status = one;
@@ -170,131 +206,120 @@ Status Mover::close() {
     keep_first(waited);
   }
   with_device_.clear();
-  batches_.clear();
+  moves_.clear();
   keep_first(buffer_.reset());
   return status;
 }
 
-// Waits until `ready` says so, with the mutex held. Between, pieces go round: whoever waits sees to
-// that.
-template <typename Ready>
-Status Mover::wait_until(int64_t timeout_ns, const char* what, const Ready& ready) {
-  const auto start = steady_clock::now();
-  nanoseconds pause = kPauseMin;
-  Lock lock(mutex_);
-  while (true) {
-    pump();
-    if (ready()) return {};
-    if (timeout_ns >= 0) {
-      const nanoseconds left = nanoseconds(timeout_ns) - (steady_clock::now() - start);
-      if (left <= nanoseconds(0)) {
-        return {Code::kTimeout,
-                std::string(what) + " after " + std::to_string(timeout_ns / 1'000'000) + " ms"};
-      }
-      pause = std::min(pause, left);
-    }
-    changed_.wait_for(lock, pause);
-    pause = std::min<nanoseconds>(pause * 2, kPauseMax);
-  }
+// Between, pieces go round: whoever waits sees to that.
+void Mover::rest(MutexLock& lock, const Deadline& deadline, nanoseconds* pause) {
+  changed_.wait_for(lock, std::min(*pause, deadline.left()));
+  *pause = std::min<nanoseconds>(*pause * 2, kPauseMax);
 }
 
 // Takes back what the device is through with, and gives it what fits.
 void Mover::pump() {
   collect_done();
-  for (Batch& batch : batches_) {
+  for (Move& move : moves_) {
     uint32_t slot = 0;
-    while (batch.way == Way::kOut && !batch.cut() && take_slot(batch.in_place(), &slot)) {
-      cut_piece(&batch, slot);
-      give_to_device(&batch, slot);
+    while (move.way == Way::kOut && !move.cut() && take_slot(move.in_place(), &slot)) {
+      cut_piece(&move, slot);
+      give_to_device(&move, slot);
     }
   }
-  finish_batches();
+  finish_moves();
   // Not otherwise: those who wait would wake one another for ever.
   if (std::exchange(moved_, false)) changed_.notify_all();
 }
 
 void Mover::collect_done() {
   uint64_t waiting = 0;  // lanes whose first piece is not done: the others on it are not either
-  for (size_t left = with_device_.size(); left > 0; --left) {
-    const uint32_t index = with_device_.front();
-    with_device_.pop_front();
+  size_t kept = 0;
+  for (size_t i = 0; i < with_device_.size(); ++i) {
+    const uint32_t index = with_device_[i];
     Slot& slot = slots_[index];
     const uint64_t lane = uint64_t{1} << (slot.lane % 64);
     if ((waiting & lane) != 0 || !is_through(&slot)) {
       waiting |= lane;
-      with_device_.push_back(index);  // after all of them, the order is as it was
+      with_device_[kept++] = index;
       continue;
     }
-    Batch* const batch = find(slot.piece.batch);
-    --batch->with_device;
+    Move* const move = find(slot.piece.move);
+    --move->with_device;
     moved_ = true;
-    if (batch->way == Way::kOut && batch->status.ok()) {
-      ++batch->with_worker;
+    if (move->way == Way::kOut && move->status.ok()) {
+      ++move->with_worker;
       arrived_.push_back(index);
     } else {
       free_slot(index);
     }
   }
+  with_device_.resize(kept);
 }
 
 bool Mover::is_through(Slot* slot) {
   bool done = false;
-  const Status status = device_->done(slot->copy, &done);
+  Status status;
+  try {
+    status = device_->done(slot->copy, &done);
+  } catch (const std::exception&) {
+    return false;  // no memory for a message: that says nothing of the copy
+  }
   if (status.ok()) {
     slot->errors = 0;
     return done;
   }
-  fail(find(slot->piece.batch), status);
+  fail(find(slot->piece.move), status);
   // One error may be of what others did, and the copy still under way. Two in a row: the context is
   // lost, and nothing is under way.
   return ++slot->errors >= 2;
 }
 
-void Mover::skip_empty(Batch* batch) const {
-  while (!batch->cut() && batch->offset == batch->spans[batch->span].bytes) {
-    ++batch->span;
-    batch->offset = 0;
+void Mover::skip_empty(Move* move) const {
+  while (!move->cut() && move->offset == move->spans[move->span].bytes) {
+    ++move->span;
+    move->offset = 0;
   }
 }
 
-void Mover::cut_piece(Batch* batch, uint32_t slot) {
-  const uint64_t room = batch->in_place() ? kPlaceBytes : piece_bytes_;
+void Mover::cut_piece(Move* move, uint32_t slot) {
+  const uint64_t room = move->in_place() ? kPlaceBytes : piece_bytes_;
   Piece& piece = slots_[slot].piece;
   piece = {};
-  piece.batch = batch->number;
-  piece.way = batch->way;
-  piece.in_place = batch->in_place();
-  piece.span = static_cast<uint32_t>(batch->span);
-  piece.offset = batch->offset;
+  piece.move = move->number;
+  piece.way = move->way;
+  piece.in_place = move->in_place();
+  piece.span = static_cast<uint32_t>(move->span);
+  piece.offset = move->offset;
   if (!piece.in_place) piece.memory = buffer_.pinned().memory + slot * piece_bytes_;
   piece.slot = slot;
-  for (uint64_t used = 0; !batch->cut() && piece.spans < kPartsMax; ++piece.spans) {
-    const uint64_t left = batch->spans[batch->span].bytes - batch->offset;
+  for (uint64_t used = 0; !move->cut() && piece.spans < kPartsMax; ++piece.spans) {
+    const uint64_t left = move->spans[move->span].bytes - move->offset;
     // A span that does not fit begins the next piece, so that its parts are of the full size.
     if (piece.spans > 0 && used + left > room) break;
     const uint64_t part = std::min(left, room);
     piece.bytes += part;
     used += Piece::next_part(part);
-    batch->offset += part;
+    move->offset += part;
     if (part < left) {
       ++piece.spans;
       break;
     }
-    ++batch->span;
-    batch->offset = 0;
+    ++move->span;
+    move->offset = 0;
   }
-  skip_empty(batch);
+  skip_empty(move);
 }
 
-void Mover::give_to_device(Batch* batch, uint32_t index) {
+void Mover::give_to_device(Move* move, uint32_t index) {
   Slot& slot = slots_[index];
   const Piece& piece = slot.piece;
-  const CudaPinned host = piece.in_place ? batch->places : buffer_.pinned();
+  const CudaPinned host = piece.in_place ? move->places : buffer_.pinned();
   std::byte* staged = piece.memory;
   uint64_t left = piece.bytes;
   parts_.clear();
   for (uint32_t i = 0; i < piece.spans; ++i) {
-    const DeviceSpan& span = batch->spans[piece.span + i];
+    const DeviceSpan& span = move->spans[piece.span + i];
     const uint64_t offset = i == 0 ? piece.offset : 0;
     const uint64_t bytes = std::min(span.bytes - offset, left);
     std::byte* const memory = piece.in_place ? span.place + offset : staged;
@@ -305,58 +330,74 @@ void Mover::give_to_device(Batch* batch, uint32_t index) {
     left -= bytes;
   }
   uint64_t copy = 0;
-  const Status status = batch->way == Way::kOut
-                            ? device_->copy_out(batch->lane, parts_, host, &copy)
-                            : device_->copy_in(batch->lane, parts_, host, &copy);
+  Status status;
+  try {
+    status = move->way == Way::kOut ? device_->copy_out(move->lane, parts_, host, &copy)
+                                    : device_->copy_in(move->lane, parts_, host, &copy);
+  } catch (const std::exception&) {
+    status = no_host_memory();
+  }
   moved_ = true;
-  if (!status.ok()) fail(batch, status);
+  if (!status.ok()) fail(move, status);
   if (copy == 0) {
     free_slot(index);
     return;
   }
   slot.copy = copy;
   slot.errors = 0;
-  slot.lane = batch->lane;
-  ++batch->with_device;
+  slot.lane = move->lane;
+  ++move->with_device;
   with_device_.push_back(index);
-  batch->last_copy = copy;
+  move->last_copy = copy;
 }
 
 // What is left of it is left out, and pieces that no worker has taken are free.
-void Mover::fail(Batch* batch, const Status& status) {
-  if (!batch->status.ok()) return;
-  batch->status = status;
-  batch->span = batch->spans.size();
-  std::erase_if(arrived_, [&](uint32_t slot) {
-    if (slots_[slot].piece.batch != batch->number) return false;
-    --batch->with_worker;
+void Mover::fail(Move* move, const Status& status) {
+  if (!move->status.ok()) return;
+  try {
+    move->status = status;
+  } catch (const std::exception&) {
+    move->status = no_host_memory();
+  }
+  move->span = move->spans.size();
+  size_t kept = 0;
+  for (size_t i = 0; i < arrived_.size(); ++i) {
+    const uint32_t slot = arrived_[i];
+    if (slots_[slot].piece.move != move->number) {
+      arrived_[kept++] = slot;
+      continue;
+    }
+    --move->with_worker;
     free_slot(slot);
-    return true;
-  });
+  }
+  arrived_.resize(kept);
 }
 
-void Mover::finish_batches() {
-  std::erase_if(batches_, [&](Batch& batch) {
-    if (!batch.cut() || batch.with_device > 0 || batch.with_worker > 0) return false;
-    finished_[batch.number % kReports] = {batch.number, std::move(batch.status)};
-    if (untold_.size() == kReports) untold_.pop_front();
-    untold_.push_back(batch.number);
-    spare_.push_back(std::move(batch.spans));
+void Mover::finish_moves() {
+  for (auto move = moves_.begin(); move != moves_.end();) {
+    if (!move->cut() || move->with_device > 0 || move->with_worker > 0) {
+      ++move;
+      continue;
+    }
+    finished_[move->number % kReports] = {move->number, std::move(move->status)};
+    if (untold_.size() == kReports) untold_.erase(untold_.begin());
+    untold_.push_back(move->number);
+    if (spare_.size() < kMovesMax) spare_.push_back(std::move(move->spans));
     moved_ = true;
-    return true;
-  });
+    move = moves_.erase(move);
+  }
 }
 
-Mover::Batch* Mover::find(uint64_t number) {
-  const auto found = std::ranges::lower_bound(batches_, number, {}, &Batch::number);
-  return found != batches_.end() && found->number == number ? &*found : nullptr;
+Mover::Move* Mover::find(uint64_t number) {
+  const auto found = std::ranges::lower_bound(moves_, number, {}, &Move::number);
+  return found != moves_.end() && found->number == number ? &*found : nullptr;
 }
 
 Status Mover::report_of(uint64_t number) const {
   CHECK(number > 0 && number < next_number_);
   const Finished& finished = finished_[number % kReports];
   if (finished.number == number) return finished.status;
-  return {Code::kInvalid, "batch " + std::to_string(number) + " is too old to be asked for"};
+  return {Code::kInvalid, "move " + std::to_string(number) + " is too old to be asked for"};
 }
 
 }  // namespace lightckpt

@@ -42,6 +42,10 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// Where an exception ends that nobody could catch otherwise, on a thread of ours. So short that the
+// message itself takes no memory.
+inline Status no_host_memory() { return {Code::kNoSpace, "no host memory"}; }
+
 // The status of a failed system call: `what` it was doing, and errno in words.
 inline Status from_errno(const std::string& what, int error = errno) {
   Code code = Code::kIo;

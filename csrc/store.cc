@@ -174,7 +174,10 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     return {Code::kFormat, "the store holds version " + std::to_string(kVersionMax) +
                                ": there is no number for a newer one"};
   }
-  begun_.reset();  // whatever was begun before is given up
+  // Whatever was begun before is given up. Its slot may have been written all the same, by a commit
+  // that ended before it knew.
+  if (begun_) RETURN_IF_ERROR(clear(*begun_));
+  begun_.reset();
   *attempt = {};
   attempt->slot.store_id = header_.store_id;
   attempt->slot.step = step;
@@ -240,6 +243,7 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   }
   RETURN_IF_ERROR(clear(*slot, attempt->slot.manifest_offset));
   begun_ = attempt->index = *slot;
+  versions_.reserve(versions_.size() + 1);  // where commit would find no memory, it has published
   media_->populate(attempt->slot.record_offset, attempt->layout->area_bytes);
   if (place_manifest) {
     // Durable with the data, before the slot that refers to it. The fence is this thread's own:
@@ -250,12 +254,11 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   return {};
 }
 
-Status Store::commit(const Attempt& attempt, const std::vector<uint32_t>& table, Bytes host) {
+Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
   std::lock_guard lock(mutex_);
   if (!failed_.ok()) return failed_;
-  CHECK(table.size() == attempt.layout->chunk_count);
-  const RecordHead head = {0, 0, header_.store_id, attempt.slot.step, host.size()};
-  const std::vector<std::byte> front = encode_record(head, table);
+  CHECK(record.chunk_count() == attempt.layout->chunk_count);
+  const Bytes front = record.seal({0, 0, header_.store_id, attempt.slot.step, host.size()});
   const uint64_t record_bytes = front.size() + host.size();
   if (record_bytes > attempt.layout->record_capacity) {
     return {Code::kInvalid, "the record has " + std::to_string(record_bytes) +

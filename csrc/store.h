@@ -81,8 +81,9 @@ class Store {
   Status begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
                uint64_t host_bytes, Attempt* attempt);
   // Makes the attempt a version: record, drain, slot, drain. All chunks must have been copied and
-  // fenced by the threads that copied them.
-  Status commit(const Attempt& attempt, const std::vector<uint32_t>& table, Bytes host);
+  // fenced by the threads that copied them. Fills in the record's head; allocates nothing, but for
+  // messages.
+  Status commit(const Attempt& attempt, RecordFront&& record, Bytes host);
   Status rebase(uint64_t version);
   Status pin(uint64_t version, bool pinned);
 

@@ -243,8 +243,8 @@ TEST_F(CudaDeviceTest, a_copy_aside_lets_the_update_go_on) {
   uint64_t out = 0;
   launch(torch, [&] { on.fill(1); });
   ASSERT_TRUE(is_ok(on->order_after(torch, &lane)));
-  const CudaMove moves[] = {{aside.get(), on.memory.get(), kBytes}};
-  ASSERT_TRUE(is_ok(on->copy_aside(lane, moves, &copied)));
+  const CudaPair pairs[] = {{aside.get(), on.memory.get(), kBytes}};
+  ASSERT_TRUE(is_ok(on->copy_aside(lane, pairs, &copied)));
   ASSERT_TRUE(is_ok(on->stream_wait(copied, torch)));
   launch(torch, [&] { on.fill(2); });
   fake_cuda_settle();

@@ -29,7 +29,7 @@ TEST_F(CudaEngine, what_is_given_up_leaves_nothing_under_way) {
     ASSERT_TRUE(is_ok(engine.begin(state)));
     ASSERT_TRUE(is_ok(write(&engine, how, torch, tensors, &batch)));
     ASSERT_TRUE(is_ok(engine->stream_wait(batch, torch, kDeadlineNs)));
-    ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+    ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
     ASSERT_TRUE(is_ok(engine.wait(commit)));
     EXPECT_TRUE(holds(engine.store(), engine.latest(), state));
   }
@@ -49,7 +49,7 @@ TEST_F(CudaEngine, memory_aside_is_taken_again_when_its_last_copy_is_through) {
   uint64_t commit = 0;
   ASSERT_TRUE(is_ok(engine.begin(states[0])));
   ASSERT_TRUE(is_ok(write(&engine, Snapshot::kDevice, streams[0], first, &batch)));
-  ASSERT_TRUE(is_ok(engine->commit(states[0].host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(states[0].host, &commit)));
   ASSERT_TRUE(is_ok(engine.wait(commit)));
 
   const uint64_t read_gate = fake_cuda_gate(streams[0]);
@@ -66,7 +66,7 @@ TEST_F(CudaEngine, memory_aside_is_taken_again_when_its_last_copy_is_through) {
   second.take(states[1]);
   ASSERT_TRUE(is_ok(engine.begin(states[1])));
   ASSERT_TRUE(is_ok(write(&engine, Snapshot::kDevice, streams[2], second, &batch)));
-  ASSERT_TRUE(is_ok(engine->commit(states[1].host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(states[1].host, &commit)));
   fake_cuda_open(read_gate);
   Report unused;
   EXPECT_TRUE(fails(engine->wait(commit, 200'000'000, &unused), Code::kTimeout));
@@ -146,7 +146,7 @@ TEST_F(CudaEngine, a_check_that_cannot_be_made_keeps_the_version_from_being_one)
   ASSERT_TRUE(is_ok(submit(&engine, Op::kCheck, 0, Snapshot::kHost, torch, tensors, &check)));
   EXPECT_FALSE(engine.wait(check).ok());
   EXPECT_FALSE(engine->stream_wait(check, torch, 0).ok()) << "its failure was not told";
-  ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
   EXPECT_TRUE(fails(engine.wait(commit), Code::kIo, "could not be checked"));
   EXPECT_EQ(engine.listed(), "");
 }
@@ -181,7 +181,7 @@ TEST_F(CudaEngine, a_check_waits_for_a_write_of_the_host) {
   gate.open();
   ASSERT_TRUE(is_ok(engine.wait(on_host)));
   EXPECT_TRUE(is_ok(engine.wait(check)));
-  ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
   EXPECT_TRUE(is_ok(engine.wait(commit)));
   engine.media->set_trace(nullptr);
 }
@@ -248,7 +248,7 @@ TEST_F(CudaEngine, a_call_that_fails_costs_one_version_at_most) {
         Status status = write(&engine, how, torch, tensors, &batch);
         if (status.ok()) status = engine->stream_wait(batch, torch, kDeadlineNs);
         if (status.ok()) status = engine.wait(batch);
-        if (status.ok()) status = engine->commit(state.host, &commit);
+        if (status.ok()) status = engine->queue_commit(state.host, &commit);
         if (status.ok()) status = engine.wait(commit);
         fake_cuda_settle();
         if (!status.ok()) (void)engine->drop(kDeadlineNs);

@@ -24,7 +24,7 @@ TEST_F(CudaEngine, a_version_is_what_the_device_had_at_the_boundary) {
         ASSERT_TRUE(is_ok(write(&engine, how, torch, tensors, &batch)));
         ASSERT_TRUE(is_ok(engine->stream_wait(batch, torch, kDeadlineNs)));
         launch(torch, [&] { tensors.fill(0xff); });
-        ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+        ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
         ASSERT_TRUE(is_ok(engine.wait(commit)));
         EXPECT_TRUE(holds(engine.store(), engine.latest(), state)) << "seed " << seed;
         for (const Op op : {Op::kRead, Op::kCopy}) {
@@ -54,16 +54,16 @@ TEST_F(CudaEngine, a_commit_waits_for_what_is_on_its_way) {
     uint64_t check = 0;
     uint64_t commit = 0;
     ASSERT_TRUE(is_ok(engine.begin(state)));
-    EXPECT_TRUE(fails(engine->commit(state.host, &commit), Code::kInvalid, "0 of"));
+    EXPECT_TRUE(fails(engine->queue_commit(state.host, &commit), Code::kInvalid, "0 of"));
     ASSERT_TRUE(is_ok(write(&engine, how, torch, tensors, &batch)));
     ASSERT_TRUE(is_ok(engine->stream_wait(batch, torch, 0)));
     ASSERT_TRUE(is_ok(engine->submit_on({0, torch}, Op::kCheck, 0,
                                         std::vector<Span>{tensors.spans()[2]}, &check)));
     ASSERT_TRUE(is_ok(engine->stream_wait(check, torch, 0)));
     launch(torch, [&] { tensors.fill(0xff); });
-    ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+    ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
     EXPECT_TRUE(fails(engine.poll(commit), Code::kTimeout));
-    EXPECT_TRUE(fails(engine->commit(state.host, &commit), Code::kInvalid, "queued already"));
+    EXPECT_TRUE(fails(engine->queue_commit(state.host, &commit), Code::kInvalid, "queued already"));
     EXPECT_EQ(engine.listed(), "");
     fake_cuda_open(gate);
     ASSERT_TRUE(is_ok(engine.wait(commit)));
@@ -94,7 +94,7 @@ TEST_F(CudaEngine, a_check_that_finds_other_bytes_keeps_the_version_from_being_o
       ASSERT_TRUE(is_ok(submit(&engine, Op::kCheck, 0, how, torch, tensors, &check)));
       ASSERT_TRUE(is_ok(engine->stream_wait(check, torch, kDeadlineNs)));
       launch(torch, [&] { tensors.fill(0xff); });
-      ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+      ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
       Report report;
       if (edited) {
         EXPECT_TRUE(fails(engine.wait(commit), Code::kChanged, "dropped"));
@@ -155,7 +155,7 @@ TEST_F(CudaEngine, two_devices_share_a_version) {
   const Span host = {state.extents[2].data(), 2, 0};
   ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {host}, &batches[2])));
   ASSERT_TRUE(is_ok(engine.wait(batches[2])));
-  ASSERT_TRUE(is_ok(engine->commit(state.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(state.host, &commit)));
   ASSERT_TRUE(is_ok(engine.wait(commit)));
   EXPECT_TRUE(holds(engine.store(), engine.latest(), state));
 }

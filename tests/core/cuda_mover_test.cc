@@ -243,7 +243,7 @@ TEST_F(CudaMover, batches_and_reports_are_bounded) {
   OneDevice on(*driver, 0, kBytes);
   const auto mover = ring(&on);
   const uint64_t gate = fake_cuda_gate(torch);
-  std::vector<uint64_t> batches(Mover::kBatchesMax);
+  std::vector<uint64_t> batches(Mover::kMovesMax);
   const auto spans = spans_of(on, 1);
   for (uint64_t& batch : batches) {
     ASSERT_TRUE(is_ok(submit(mover.get(), on, Way::kOut, torch, spans, &batch)));

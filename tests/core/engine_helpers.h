@@ -81,7 +81,7 @@ class TestEngine {
   }
   Status commit(const State& state) {
     uint64_t batch = 0;
-    RETURN_IF_ERROR(engine->commit(state.host, &batch));
+    RETURN_IF_ERROR(engine->queue_commit(state.host, &batch));
     return wait(batch);
   }
   Status save(const State& state, uint32_t keep = 1) {

@@ -38,13 +38,13 @@ TEST(Attempt, only_one_is_in_flight) {
   TestEngine engine;
   const State state = State::of(7, kSizes);
   uint64_t batch = 0;
-  EXPECT_TRUE(fails(engine->commit({}, &batch), Code::kInvalid, "no version is in flight"));
+  EXPECT_TRUE(fails(engine->queue_commit({}, &batch), Code::kInvalid, "no version is in flight"));
   EXPECT_TRUE(fails(engine->drop(0), Code::kInvalid, "no version is in flight"));
   ASSERT_TRUE(is_ok(engine.begin(state)));
   EXPECT_TRUE(fails(engine.begin(state), Code::kInvalid, "of step 7 is in flight"));
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, state)));
   ASSERT_TRUE(is_ok(engine.commit(state)));
-  EXPECT_TRUE(fails(engine->commit({}, &batch), Code::kInvalid, "no version is in flight"));
+  EXPECT_TRUE(fails(engine->queue_commit({}, &batch), Code::kInvalid, "no version is in flight"));
   EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, state), Code::kInvalid, "no version is in flight"));
   EXPECT_TRUE(is_ok(engine.begin(state)));
 }
@@ -57,7 +57,7 @@ TEST(Attempt, it_is_committed_only_when_every_chunk_was_written) {
   uint64_t written = 0;
   for (const Span& span : spans_of(state)) {
     if (written < kChunks) {
-      EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid,
+      EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid,
                         std::to_string(written) + " of 4 chunks"));
     }
     ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {span}, &batch)));
@@ -78,7 +78,7 @@ TEST(Attempt, an_extent_written_twice_does_not_stand_in_for_another) {
     ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[0]}, &batch)));
     ASSERT_TRUE(is_ok(engine.wait(batch)));
   }
-  EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid, "chunks"));
+  EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid, "chunks"));
   ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[1]}, &batch)));
   ASSERT_TRUE(is_ok(engine.wait(batch)));
   ASSERT_TRUE(is_ok(engine.commit(state))) << "now all are there";
@@ -98,7 +98,7 @@ TEST(Attempt, one_without_extents_is_its_host_state) {
 TEST_F(Held, nothing_is_committed_while_a_chunk_is_being_written) {
   hold_all();
   uint64_t batch = 0;
-  EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid, "0 of 4 chunks"));
+  EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid, "0 of 4 chunks"));
   gate.open();
   for (uint64_t written : batches) ASSERT_TRUE(is_ok(engine.wait(written)));
   ASSERT_TRUE(is_ok(engine.commit(state)));
@@ -113,9 +113,9 @@ TEST_F(Held, nothing_is_written_or_committed_again_behind_a_queued_commit) {
   ASSERT_TRUE(is_ok(engine.begin(empty)));
   engine.media->set_trace(&at_record);
   uint64_t commit = 0, batch = 0;
-  ASSERT_TRUE(is_ok(engine->commit(empty.host, &commit)));
+  ASSERT_TRUE(is_ok(engine->queue_commit(empty.host, &commit)));
   ASSERT_TRUE(at_record.wait_held());
-  EXPECT_TRUE(fails(engine->commit(empty.host, &batch), Code::kInvalid, "queued already"));
+  EXPECT_TRUE(fails(engine->queue_commit(empty.host, &batch), Code::kInvalid, "queued already"));
   EXPECT_TRUE(fails(engine.submit(Op::kWrite, 0, {}, &batch), Code::kInvalid, "no more writes"));
   EXPECT_TRUE(fails(engine.begin(State::of(10, {})), Code::kInvalid, "step 9 is in flight"));
   EXPECT_TRUE(fails(engine->rebase(1), Code::kInvalid, "step 9 is in flight"));
@@ -136,7 +136,7 @@ TEST_F(Held, a_drop_cancels_what_is_queued_and_waits_for_what_is_being_copied) {
   }
   uint64_t batch = 0;
   EXPECT_TRUE(fails(engine.begin(state), Code::kInvalid, "in flight")) << "a worker is in its area";
-  EXPECT_TRUE(fails(engine->commit(state.host, &batch), Code::kInvalid, "no version"));
+  EXPECT_TRUE(fails(engine->queue_commit(state.host, &batch), Code::kInvalid, "no version"));
   EXPECT_TRUE(fails(engine.submit(Op::kWrite, 0, {}, &batch), Code::kInvalid, "no version"));
   gate.open();
   EXPECT_TRUE(fails(engine.wait(batches[0]), Code::kInvalid, "given up"));
@@ -172,6 +172,55 @@ TEST_F(Held, a_drop_leaves_reads_of_other_versions_alone) {
   gate.open();
   ASSERT_TRUE(is_ok(engine.wait(reading)));
   EXPECT_EQ(back.extents, State::of(1, kSizes).extents);
+}
+
+// A worker is held in a drain, which is of no batch.
+TEST(Attempt, a_drop_waits_for_no_check_of_another_version) {
+  TestEngine engine(1, Granularity::kPage);
+  const State first = State::of(1, kSizes), second = State::of(2, kSizes);
+  Signal draining, dropped;
+  ASSERT_TRUE(is_ok(engine.save(first)));
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  engine.media->on_sync = [&](uint64_t, uint64_t) {
+    draining.set();
+    EXPECT_TRUE(dropped.wait());
+    return Status();
+  };
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
+  ASSERT_TRUE(draining.wait());
+  uint64_t check = 0;
+  ASSERT_TRUE(is_ok(engine.submit(Op::kCheck, 1, spans_of(first), &check)));
+  EXPECT_TRUE(is_ok(engine->drop(0)));
+  dropped.set();
+  EXPECT_TRUE(is_ok(engine.wait(check)));
+  ASSERT_TRUE(is_ok(engine.save(second)));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), second));
+}
+
+// Its checksum must be that of what is there at last.
+TEST(Attempt, nothing_is_committed_while_a_chunk_is_written_again) {
+  TestEngine engine(2);
+  const State first = State::of(1, kSizes);
+  State second = State::of(2, kSizes);
+  ASSERT_TRUE(is_ok(engine.save(first)));
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
+  std::atomic<int> copies = 0;
+  Gate gate([&](const MediaEvent& event) { return at_copy(event) && copies++ == 0; });
+  engine.media->set_trace(&gate);
+  second.extents[0][7] ^= std::byte{1};
+  uint64_t again = 0, commit = 0, behind = 0;
+  ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans_of(second)[0]}, &again)));
+  ASSERT_TRUE(gate.wait_held());
+  ASSERT_TRUE(is_ok(engine->queue_commit(second.host, &commit)));
+  // The other worker takes them in their order.
+  ASSERT_TRUE(is_ok(engine.submit(Op::kVerify, 1, spans_of(first), &behind)));
+  ASSERT_TRUE(is_ok(engine.until_done(behind)));
+  EXPECT_TRUE(fails(engine.poll(commit), Code::kTimeout));
+  gate.open();
+  ASSERT_TRUE(is_ok(engine.wait(commit)));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), second));
+  engine.media->set_trace(nullptr);
 }
 
 TEST(Attempt, many_that_are_dropped_cost_no_space) {
@@ -236,7 +285,7 @@ TEST_F(Closing, a_queued_commit_is_made_and_an_unfinished_attempt_is_not) {
     ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, spans_of(first), &batch)));
     ASSERT_TRUE(is_ok(engine.wait(batch, kDeadlineNs, &report)));
     engine.store().media().set_trace(&gate);
-    ASSERT_TRUE(is_ok(engine.commit(first.host, &batch)));
+    ASSERT_TRUE(is_ok(engine.queue_commit(first.host, &batch)));
     ASSERT_TRUE(gate.wait_held());
     gate.open();
   }

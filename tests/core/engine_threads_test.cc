@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <optional>
 
 #include "engine_helpers.h"
 
@@ -169,7 +170,7 @@ TEST(EngineThreads, a_store_on_a_file_grows_while_versions_are_read) {
     Report report;
     RETURN_IF_ERROR(engine.begin(state.step, 1, state.sizes(), state.blob, state.host.size()));
     RETURN_IF_ERROR(run(Op::kWrite, 0, state));
-    RETURN_IF_ERROR(engine.commit(state.host, &batch));
+    RETURN_IF_ERROR(engine.queue_commit(state.host, &batch));
     return engine.wait(batch, kDeadlineNs, &report);
   };
   const State first = State::of(1, kSizes);
@@ -272,6 +273,43 @@ bool takes_part(Granularity granularity) {
 TEST(EngineThreads, who_waits_for_a_copy_takes_part_in_it) {
   EXPECT_TRUE(takes_part(Granularity::kVolatile));
   EXPECT_TRUE(takes_part(Granularity::kCacheLine));
+}
+
+// Its first copy here outlasts the time that it was given: it does no second one.
+TEST(EngineThreads, who_takes_part_looks_at_its_deadline_between_chunks) {
+  constexpr int64_t kTimeoutNs = 20'000'000;
+  TestEngine engine(1);
+  const State state = State::of(1, std::vector<uint64_t>(10, 65'536));
+  const std::vector<Span> spans = spans_of(state);
+  const std::thread::id waiting = std::this_thread::get_id();
+  std::atomic<int> copies_here = 0;
+  std::optional<Deadline> deadline;
+  Gate gate([&](const MediaEvent& event) {
+    if (!at_copy(event)) return false;
+    if (std::this_thread::get_id() != waiting) return true;
+    ++copies_here;
+    while (!deadline->passed()) std::this_thread::yield();
+    return false;
+  });
+  ASSERT_TRUE(is_ok(engine.begin(state)));
+  engine.media->set_trace(&gate);
+  uint64_t held = 0, batch = 0;
+  ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[0]}, &held)));
+  ASSERT_TRUE(gate.wait_held());
+  ASSERT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans.begin() + 1, spans.end()}, &batch)));
+  Report report;
+  Status status;
+  do {  // again where this thread got no core in all that time, and so took no part
+    deadline.emplace(2 * kTimeoutNs);  // passed when the wait's own has
+    status = engine->wait(batch, kTimeoutNs, &report);
+  } while (copies_here == 0);
+  EXPECT_TRUE(fails(status, Code::kTimeout, "65536 bytes were"));
+  EXPECT_EQ(copies_here, 1);
+  gate.open();
+  EXPECT_TRUE(is_ok(engine.wait(held)));
+  EXPECT_TRUE(is_ok(engine.wait(batch)));
+  EXPECT_TRUE(is_ok(engine.commit(state)));
+  engine.media->set_trace(nullptr);
 }
 
 // A write that hangs there could not be given up in time.

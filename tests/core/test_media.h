@@ -42,6 +42,7 @@ class TestMedia final : public Media {
   void pretend_size(uint64_t bytes) { size_ = bytes; }
 
   Status grow(uint64_t bytes) override {
+    if (on_grow) return on_grow(bytes);
     if (bytes > capacity_) return {Code::kNoSpace, "test media is full"};
     size_ = std::max(size(), bytes);
     return {};
@@ -52,6 +53,7 @@ class TestMedia final : public Media {
   // Set before other threads use the media.
   std::function<Status(uint64_t offset, uint64_t bytes)> on_sync;
   std::function<Status()> on_check;
+  std::function<Status(uint64_t bytes)> on_grow;
 
  protected:
   Status sync(uint64_t offset, uint64_t bytes) override {

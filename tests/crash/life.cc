@@ -184,7 +184,7 @@ void Life::save(uint64_t step, const std::vector<uint64_t>& sizes, uint64_t host
   promise(listed_, with_new, {latest(), step});
   play(kCommitter, "commit");
   uint64_t batch = 0;
-  CHECK(engine_->commit(state.host, &batch).ok() && wait(batch).ok());
+  CHECK(engine_->queue_commit(state.host, &batch).ok() && wait(batch).ok());
   listed_ = std::move(with_new);
   vouched_ = true;
   promise(listed_, listed_, {step});

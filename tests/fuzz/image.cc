@@ -170,8 +170,7 @@ void plant(Buffer* image, const Planted& planted) {
     put_bytes(image, planted.record_offset + layout.extent_offsets[i], data);
   }
   const RecordHead head = {0, 0, id, planted.step, planted.host_bytes};
-  const std::vector<uint32_t> table(chunks);
-  put_bytes(image, planted.record_offset, encode_record(head, table));
+  put_bytes(image, planted.record_offset, RecordFront(chunks).seal(head));
   put_bytes(image, planted.record_offset + record_table_end(chunks),
             Buffer(planted.host_bytes, std::byte{'h'}));
   Slot slot = {};
