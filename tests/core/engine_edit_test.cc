@@ -32,7 +32,7 @@ TEST_P(EngineEdit, a_committed_version_has_the_bytes_of_its_checksums) {
   State state = State::of(1, kSizes);
   std::atomic<bool> stop = false;
   std::thread editor(edit, &state, std::cref(stop));
-  for (uint64_t step = 1; step <= 20; ++step) {
+  for (uint64_t step = 1; step <= 8; ++step) {
     state.step = step;
     EXPECT_TRUE(is_ok(engine.save(state)));
     EXPECT_TRUE(is_ok(engine.run(Op::kVerify, step, blank(State::of(1, kSizes))))) << step;
@@ -72,7 +72,7 @@ TEST(EngineEditOfMedia, a_read_that_is_right_has_the_bytes_of_the_checksums) {
     }
   });
   int right = 0;
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < 12; ++i) {
     State back = blank(state);
     if (!engine.run(Op::kRead, 1, back).ok()) continue;
     ++right;
