@@ -220,9 +220,9 @@ Status Engine::wait(uint64_t number, int64_t timeout_ns, Report* report) {
 // With the mutex held, which it lets go meanwhile. Who waits has a core, and a worker may have to
 // wait for one. Never for a disk: nothing could end that wait in time.
 void Engine::help(uint64_t number, uint64_t deadline_ns, std::unique_lock<std::mutex>& lock) {
-  const bool on_disk = store_->media().granularity() == Granularity::kPage;
+  const bool may_stall = store_->media().may_stall();
   const auto is_helped = [&](const auto& b) {
-    return b->number == number && (b->op == Op::kCheck || (b->op != Op::kCommit && !on_disk));
+    return b->number == number && (b->op == Op::kCheck || (b->op != Op::kCommit && !may_stall));
   };
   while (now_ns() < deadline_ns) {
     const auto found = std::ranges::find_if(queue_, is_helped);
