@@ -20,6 +20,16 @@ def path(folder):
     return str(folder / "store")
 
 
+@pytest.fixture
+def gate(folder, monkeypatch):
+    """Holds the copies of stores that are opened with ``media="emulated"``, while it is closed."""
+    from gate import VARIABLE, Gate
+
+    with Gate(folder / "gate") as gate:
+        monkeypatch.setenv(VARIABLE, str(gate.path))
+        yield gate
+
+
 @pytest.fixture(scope="session")
 def trained():
     """A closed run whose store, with keep=2, has step 3 as its newest."""
