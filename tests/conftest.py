@@ -1,8 +1,21 @@
-"""Fixtures that several test files share. Nothing is imported before a test asks for it."""
+"""Fixtures that several test files share. Nothing is imported before a test asks for it.
 
+But for hypothesis, where that is installed: it measures how long an example takes to draw and to
+run, and fails a test for that. Whether a machine is busy is nothing that a test is about.
+"""
+
+import contextlib
 import json
 
 import pytest
+
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("unhurried")
 
 
 @pytest.fixture

@@ -145,9 +145,7 @@ def test_a_guard_beyond_its_timeout_gives_the_version_up_and_training_goes_on(
         assert checkpointer.wait() == 10
 
 
-def test_a_busy_boundary_gives_up_what_is_not_copied_yet_if_that_is_wanted(
-    path, gate, monkeypatch
-):
+def test_a_busy_boundary_gives_up_what_is_not_copied_yet_if_that_is_wanted(path, gate, monkeypatch):
     model, optimizer, checkpointer = held_run(path, gate, monkeypatch, busy="drop")
     with checkpointer:
         update(model, optimizer, 8)
