@@ -40,8 +40,7 @@ def spinning(count: int) -> Iterator[None]:
     """Keep *count* processes busy within."""
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for _ in range(count):
-            started.append(subprocess.Popen([sys.executable, "-c", SPIN]))
+        started.extend(subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count))
         yield
         assert all(process.poll() is None for process in started), "one has ended too early"
     finally:
@@ -85,12 +84,9 @@ def main(argv: list[str]) -> int:
             begin = time.monotonic()
             passed, said = run_once(commands_of(arguments.pytest), LOGS / f"{number}.log")
             failed += not passed
-            outcome = "passed" if passed else "FAILED"
-            print(
-                f"run {number} of {arguments.times}, {len(os.sched_getaffinity(0))} cores, beside "
-                f"{arguments.spin} that spin: {outcome} in {time.monotonic() - begin:.0f} s: {said}",
-                flush=True,
-            )
+            outcome = f"{'passed' if passed else 'FAILED'} in {time.monotonic() - begin:.0f} s"
+            where = f"{len(os.sched_getaffinity(0))} cores, beside {arguments.spin} that spin"
+            print(f"run {number} of {arguments.times}, {where}: {outcome}: {said}", flush=True)
     return 1 if failed else 0
 
 

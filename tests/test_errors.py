@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-from torch import nn
 
 import lightckpt
 from lightckpt import CheckpointWarning
