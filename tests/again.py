@@ -10,6 +10,7 @@ one line here, and a log in build/again; the exit code is 1 if one of them has f
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -75,6 +76,7 @@ def run_once(commands: list[list[str]], log: Path) -> tuple[bool, str]:
 
 def main(argv: list[str]) -> int:
     arguments = arguments_of(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends what it has started
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     LOGS.mkdir(parents=True, exist_ok=True)
