@@ -14,6 +14,9 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 ROUNDS ?= 2000
 FUZZ_SECONDS ?= 600
+TIMES ?= 5
+SPIN ?= 0
+CORES ?=
 MODEL ?=
 BENCH_FLAGS ?=
 CLANG ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | sort -V | tail -n 1)
@@ -34,7 +37,7 @@ PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test quick soak fsdax lint format tsan asan crash bench clean
+.PHONY: help setup build demo test quick again soak fsdax lint format tsan asan crash bench clean
 .PHONY: python-ready tests-ready arm-ready arm fuzz gpu gpu-wheels bench-engine bench-smoke
 
 help:
@@ -56,6 +59,9 @@ quick: build ## the fast tests; about a minute once built
 	$(call ctest,asan)
 	$(BIN)/python -m pytest -m "not kill and not slow and not conformance and not fsdax" \
 	  $(PYTEST_FLAGS)
+
+again: build ## every test TIMES times, beside SPIN processes that spin, on CORES (0,1) only
+	$(BIN)/python tests/again.py --times $(TIMES) --spin $(SPIN) $(if $(CORES),--cores $(CORES))
 
 fsdax: setup ## real DAX and power cuts, in a virtual machine; skips where there can be none
 	$(BIN)/python -m pytest tests/fsdax $(PYTEST_FLAGS)

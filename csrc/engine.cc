@@ -8,7 +8,7 @@
 namespace lightckpt {
 
 Engine::Engine(std::unique_ptr<Store> store, uint32_t workers)
-    : store_(std::move(store)), queue_(store_->media().granularity() != Granularity::kPage) {
+    : store_(std::move(store)), queue_(!store_->media().may_stall()) {
   threads_.reserve(workers);
   try {
     for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });

@@ -88,7 +88,7 @@ Status FileMedia::open(const std::string& path, MediaKind want, bool read_only,
                        std::unique_ptr<Media>* media) {
   const int fd = ::open(path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
   if (fd < 0) return from_errno("cannot open " + path);
-  std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
+  std::unique_ptr<FileMedia> file = make(path, fd, want);
   file->read_only_ = read_only;
   RETURN_IF_ERROR(file->measure());
   RETURN_IF_ERROR(file->identify(want));
@@ -102,7 +102,7 @@ Status FileMedia::create(const std::string& path, MediaKind want, uint64_t bytes
                          std::unique_ptr<Media>* media) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) return from_errno("cannot create " + path);
-  std::unique_ptr<FileMedia> file(new FileMedia(path, fd));
+  std::unique_ptr<FileMedia> file = make(path, fd, want);
   Status status = file->measure();
   if (status.ok()) status = file->allocate(0, file->whole_units(bytes));
   if (status.ok()) status = file->measure();
@@ -186,7 +186,7 @@ Status FileMedia::identify(MediaKind want) {
       break;
     case MediaKind::kEmulated:
       granularity_ = Granularity::kCacheLine;
-      RETURN_IF_ERROR(limit_.take_environment());
+      RETURN_IF_ERROR(take_settings());
       break;
     case MediaKind::kFile:
       granularity_ = Granularity::kPage;

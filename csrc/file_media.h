@@ -17,7 +17,7 @@
 
 namespace lightckpt {
 
-class FileMedia final : public Media {
+class FileMedia : public Media {
  public:
   // Maps an existing file or device. Read-only: a private mapping, so that a reader may write to
   // its own copy of a page without changing the store; of a device, a shared one that cannot be
@@ -37,10 +37,14 @@ class FileMedia final : public Media {
   std::optional<uint64_t> unsafe_shutdowns() const override { return unsafe_shutdowns_; }
 
  protected:
+  FileMedia(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   Status sync(uint64_t offset, uint64_t bytes) override;
+  // What only an emulated one has: how slow it is to be.
+  virtual Status take_settings() { return {}; }
 
  private:
-  FileMedia(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  // An EmulatedMedia where that is wanted; defined beside it.
+  static std::unique_ptr<FileMedia> make(std::string path, int fd, MediaKind want);
   Status measure();
   Status identify(MediaKind want);
   Status ask_pmem2();

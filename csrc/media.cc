@@ -37,17 +37,19 @@ void Media::store(uint64_t offset, Bytes source) {
 void Media::nt_copy(uint64_t offset, Bytes source) {
   CHECK(offset <= size_ && source.size() <= size_ - offset);
   trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
+  before_copy();
   copy_nt(base_ + offset, source.data(), source.size());
   flush_ragged_end(offset, source.size());
-  limit_.wrote(source.size());
+  after_copy(source.size());
 }
 
 uint32_t Media::nt_copy_crc(uint64_t offset, Bytes source) {
   CHECK(offset <= size_ && source.size() <= size_ - offset);
   trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
+  before_copy();
   const uint32_t crc = copy_nt_crc(base_ + offset, source.data(), source.size());
   flush_ragged_end(offset, source.size());
-  limit_.wrote(source.size());
+  after_copy(source.size());
   return crc;
 }
 
@@ -80,8 +82,9 @@ void Media::fence() {
 
 void Media::dma_done(uint64_t offset, uint64_t bytes) {
   trace(MediaEvent::Kind::kDmaDone, offset, bytes, base_ + offset);
+  before_copy();
   flush(offset, bytes);
-  limit_.wrote(bytes);
+  after_copy(bytes);
 }
 
 Status Media::drain() {

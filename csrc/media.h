@@ -25,7 +25,6 @@
 
 #include "copy.h"
 #include "status.h"
-#include "write_limit.h"
 
 namespace lightckpt {
 
@@ -93,6 +92,8 @@ class Media {
 
   // Its file has another name from now on: messages use it.
   virtual void set_path(const std::string&) {}
+  // May an access hang, for as long as it likes? Who has a deadline makes none then.
+  virtual bool may_stall() const { return granularity_ == Granularity::kPage; }
   // How often the device lost power before it had written what it held, where that is known.
   virtual std::optional<uint64_t> unsafe_shutdowns() const { return {}; }
 
@@ -103,6 +104,9 @@ class Media {
 
   // Makes a range durable; asked for only when the granularity is kPage.
   virtual Status sync(uint64_t offset, uint64_t bytes) = 0;
+  // Around each copy, and where a device has written: what makes a media slow has its place here.
+  virtual void before_copy() {}
+  virtual void after_copy(uint64_t) {}
 
   std::byte* base_ = nullptr;
   std::atomic<uint64_t> size_ = 0;  // grows while others look at it
@@ -110,7 +114,6 @@ class Media {
   Granularity granularity_ = Granularity::kVolatile;
   FlushMethod flush_method_ = FlushMethod::kNone;
   bool emulated_ = false;
-  WriteLimit limit_;  // of copies and a device's writes; the others are few
 
  private:
   void trace(MediaEvent::Kind kind, uint64_t offset, uint64_t bytes, const std::byte* data);

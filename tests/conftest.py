@@ -1,8 +1,21 @@
-"""Fixtures that several test files share. Nothing is imported before a test asks for it."""
+"""Fixtures that several test files share. Nothing is imported before a test asks for it.
 
+But for hypothesis, where that is installed: it measures how long an example takes to draw and to
+run, and fails a test for that. Whether a machine is busy is nothing that a test is about.
+"""
+
+import contextlib
 import json
 
 import pytest
+
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("unhurried")
 
 
 @pytest.fixture
@@ -18,6 +31,16 @@ def folder():
 def path(folder):
     """A place for a store, in memory where there is such, removed afterwards."""
     return str(folder / "store")
+
+
+@pytest.fixture
+def gate(folder, monkeypatch):
+    """Holds the copies of stores that are opened with ``media="emulated"``, while it is closed."""
+    from gate import VARIABLE, Gate
+
+    with Gate(folder / "gate") as gate:
+        monkeypatch.setenv(VARIABLE, str(gate.path))
+        yield gate
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import lightckpt
+from gate import until
 from lightckpt import gpus
 from small_run import assert_same
 from training import make, state_of, update
@@ -132,18 +133,25 @@ def test_steps_hold_exactly_the_state_at_their_boundary(path):
         assert_same(dict(loaded["model"]), dict(states[step][0]))
 
 
-def test_an_evaluation_makes_the_last_step_durable(path):
+def test_an_evaluation_makes_the_last_step_durable(path, gate):
     model, optimizer = make()
-    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer, mode="overlap") as c:
-        for i in range(8):
+    with lightckpt.Checkpointer(
+        path, model=model, optimizer=optimizer, mode="overlap", media="emulated"
+    ) as c:
+        for i in range(7):
             update(model, optimizer, i)
-            ticket = c.mark()
+            c.mark()
+        c.wait()
+        update(model, optimizer, 7)
+        gate.close()
+        ticket = c.mark()
         model.eval()
         with torch.no_grad():
-            for _ in range(10_000):
-                model(torch.ones(2, 6))
-                if c._driver.flight._commit:
-                    break
+            model(torch.ones(2, 6))
+            assert not c._driver.flight._commit, "it has not been copied"
+            gate.open()
+            until(ticket.copied, "copy")
+            model(torch.ones(2, 6))
         assert c._driver.flight._commit, "no forward call committed it"
         assert not ticket.durable  # nobody has waited for it yet
         assert ticket.wait() == 8

@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-from torch import nn
 
 import lightckpt
 from lightckpt import CheckpointWarning
@@ -103,25 +102,62 @@ def test_on_error_raise_raises_at_once(path):
             checkpointer.wait()
 
 
-def test_a_guard_beyond_its_timeout_gives_the_version_up_and_training_goes_on(path):
-    model = nn.Linear(2000, 2000)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with lightckpt.Checkpointer(
-        path, model=model, optimizer=optimizer, mode="overlap", workers=1
-    ) as checkpointer:
-        for i in range(8):
-            update(model, optimizer, i)
-            checkpointer.mark()
-        checkpointer.wait()
-        update(model, optimizer, 8)
+def held_run(path, gate, monkeypatch, **options):
+    """A run of eight steps whose layers stream lazily; its gate opens when a version is given up.
+
+    Dropping one waits for its workers, so without that it would time out as well.
+    """
+    model, optimizer = make()
+    checkpointer = lightckpt.Checkpointer(
+        path, model=model, optimizer=optimizer, mode="overlap", media="emulated", **options
+    )
+    drop = checkpointer._driver.store.drop
+
+    def open_and_drop():
+        gate.open()
+        drop()
+
+    monkeypatch.setattr(checkpointer._driver.store, "drop", open_and_drop)
+    for i in range(8):
+        update(model, optimizer, i)
         checkpointer.mark()
+    assert checkpointer.wait() == 8
+    gate.close()
+    return model, optimizer, checkpointer
+
+
+def test_a_guard_beyond_its_timeout_gives_the_version_up_and_training_goes_on(
+    path, gate, monkeypatch
+):
+    model, optimizer, checkpointer = held_run(path, gate, monkeypatch)
+    with checkpointer:
+        update(model, optimizer, 8)
+        ticket = checkpointer.mark()
+        assert not ticket.copied()
         checkpointer._driver.flight._timeout = 1e-6
         with pytest.warns(CheckpointWarning, match="not done after"):
             optimizer.step()
-        with pytest.raises(lightckpt.WaitTimeoutError):
+        with pytest.raises(lightckpt.WaitTimeoutError, match="not done after"):
             checkpointer.wait()
+        assert checkpointer.latest == 8
         checkpointer.mark()
         assert checkpointer.wait() == 10
+
+
+def test_a_busy_boundary_gives_up_what_is_not_copied_yet_if_that_is_wanted(path, gate, monkeypatch):
+    model, optimizer, checkpointer = held_run(path, gate, monkeypatch, busy="drop")
+    with checkpointer:
+        update(model, optimizer, 8)
+        assert not checkpointer.mark().copied()
+        with torch.no_grad():  # an update that no guard holds back
+            model[0].weight.add_(1)
+        with pytest.warns(CheckpointWarning, match="step 9 has no version: the next boundary came"):
+            checkpointer.mark()
+        assert checkpointer.wait() == 10
+        assert checkpointer.stats.dropped == 1
+    torch.testing.assert_close(
+        dict(lightckpt.load(path)["model"]), dict(model.state_dict()), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ trees = st.recursive(
                   st.sampled_from([None, int, float, list, dict, set, str, tuple])),
         st.dictionaries(keys, st.integers(), max_size=4).map(Counter)))
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(trees)
 def test_every_tree_comes_back_exactly(tree):
     check(tree)
@@ -392,7 +392,7 @@ tags, kinds = map(st.sampled_from, ([*_FORM_OF_TAG, "leaf"], [*_LEAVES, "hook", 
 nodes = st.recursive(atoms, lambda inner: st.one_of(
     st.lists(inner, max_size=4), st.dictionaries(st.sampled_from("a$b"), inner, max_size=2),
     st.builds(lambda tag, parts: {"$": [tag, *parts]}, tags, st.lists(inner, max_size=4))))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(nodes, st.lists(st.tuples(kinds, st.binary(max_size=24), nodes), max_size=3), st.binary())
 def test_random_nodes_are_refused_or_decode_and_garbage_is_refused(node, leaves, garbage):
     decodes(container(node, *leaves))

@@ -3,13 +3,13 @@ once, and what is committed is whole. Method: threads that mark, wait, look, clo
 bounded by work; every join has a deadline."""
 
 import threading
-import time
 
 import pytest
 import torch
 from torch import nn
 
 import lightckpt
+from gate import until
 from lightckpt.errors import CheckpointError, WaitTimeoutError
 from training import make, state_of, update
 
@@ -111,7 +111,7 @@ def test_threads_may_mark_wait_and_look_at_once(path):
 @pytest.mark.parametrize("decorated", [False, True])
 def test_close_in_the_middle_of_everything_leaves_a_whole_version(path, decorated):
     model, optimizer = make()
-    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=5)
+    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=DEADLINE)
     if decorated:
         checkpointer.decorate(optimizer.step)
     begun = threading.Barrier(5)
@@ -137,9 +137,7 @@ def test_close_in_the_middle_of_everything_leaves_a_whole_version(path, decorate
         for call in (checkpointer.wait, checkpointer.steps, checkpointer.info):
             crew.start(until_closed, call)
         begun.wait(DEADLINE)
-        deadline = time.monotonic() + DEADLINE
-        while checkpointer.latest < 3:
-            assert time.monotonic() < deadline, "no version became durable"
+        until(lambda: checkpointer.latest >= 3, "version became durable")
         checkpointer.close()
     state = lightckpt.load(path)
     assert state["step"] >= 3
@@ -161,9 +159,7 @@ def test_forward_calls_of_several_threads_end_one_iteration_once(path, closed):
     with Crew() as crew:
         for _ in range(3):
             crew.start(model, torch.zeros(1, model[0].in_features))
-        deadline = time.monotonic() + DEADLINE
-        while seen.n_waiting < 3:
-            assert time.monotonic() < deadline, "a forward call saw no end of an iteration"
+        until(lambda: seen.n_waiting == 3, "forward call saw the end of an iteration")
         if closed:
             checkpointer.close()
         seen.wait(DEADLINE)

@@ -245,8 +245,8 @@ TEST(EngineThreads, workers_leave_signals_to_the_trainer) {
   engine.media->set_trace(nullptr);
 }
 
-// Returns whether `wait` ends for a batch that no worker can take.
-bool takes_part(Granularity granularity) {
+// Returns whether `wait` ends for a batch that no worker can take, within `timeout_ns`.
+bool takes_part(Granularity granularity, int64_t timeout_ns) {
   TestEngine engine(1, granularity);
   const State state = State::of(1, {1000, 1000});
   const std::vector<Span> spans = spans_of(state);
@@ -259,7 +259,7 @@ bool takes_part(Granularity granularity) {
   EXPECT_TRUE(gate.wait_held());
   EXPECT_TRUE(is_ok(engine.submit(Op::kWrite, 0, {spans[1]}, &other)));
   Report report;
-  const Status status = engine->wait(other, 50'000'000, &report);
+  const Status status = engine->wait(other, timeout_ns, &report);
   EXPECT_TRUE(status.ok() || fails(status, Code::kTimeout));
   gate.open();
   EXPECT_TRUE(is_ok(engine.wait(held)));
@@ -271,8 +271,8 @@ bool takes_part(Granularity granularity) {
 }
 
 TEST(EngineThreads, who_waits_for_a_copy_takes_part_in_it) {
-  EXPECT_TRUE(takes_part(Granularity::kVolatile));
-  EXPECT_TRUE(takes_part(Granularity::kCacheLine));
+  EXPECT_TRUE(takes_part(Granularity::kVolatile, kDeadlineNs));
+  EXPECT_TRUE(takes_part(Granularity::kCacheLine, kDeadlineNs));
 }
 
 // Its first copy here outlasts the time that it was given: it does no second one.
@@ -314,7 +314,7 @@ TEST(EngineThreads, who_takes_part_looks_at_its_deadline_between_chunks) {
 
 // A write that hangs there could not be given up in time.
 TEST(EngineThreads, who_waits_for_a_disk_only_waits) {
-  EXPECT_FALSE(takes_part(Granularity::kPage));
+  EXPECT_FALSE(takes_part(Granularity::kPage, 50'000'000));
 }
 
 }  // namespace

@@ -95,25 +95,6 @@ TEST_P(OnEachFileSystem, a_forced_granularity_is_reported_as_emulated) {
   EXPECT_TRUE(std::ranges::equal(data, Bytes(media->view() + 100, data.size())));
 }
 
-// The one lower bound on a time: what is emulated is never quicker than it was told to be.
-TEST_P(OnEachFileSystem, emulated_memory_takes_no_more_than_its_rate) {
-  ASSERT_EQ(setenv("LIGHTCKPT_EMULATED_WRITE_RATE", "1000000", 1), 0);
-  const auto media = created(path, kBytes, MediaKind::kEmulated);
-  ASSERT_EQ(setenv("LIGHTCKPT_EMULATED_WRITE_RATE", "2 GB/s", 1), 0);
-  std::unique_ptr<Media> refused;
-  EXPECT_TRUE(fails(FileMedia::create(path + "2", MediaKind::kEmulated, kBytes, &refused),
-                    Code::kInvalid, "not a number of bytes per second"));
-  ASSERT_EQ(unsetenv("LIGHTCKPT_EMULATED_WRITE_RATE"), 0);
-  ASSERT_NE(media, nullptr);
-  const Buffer data = random_bytes(kBytes / 4, 1);
-  const auto begin = std::chrono::steady_clock::now();
-  media->nt_copy(0, data);
-  (void)media->nt_copy_crc(0, data);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_GT(took.count(), 2 * static_cast<double>(data.size()) / 1e6 - 1e-4);
-  EXPECT_TRUE(std::ranges::equal(data, Bytes(media->view(), data.size())));
-}
-
 TEST_P(OnEachFileSystem, what_was_drained_is_in_the_file) {
   const Buffer data = random_bytes(5000, 2);
   {

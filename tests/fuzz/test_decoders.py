@@ -67,7 +67,7 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(trees, st.binary(max_size=80))
 def test_any_json_and_any_bytes_are_refused_or_read(tree, garbage):
     text = json.dumps(tree).encode()
@@ -76,7 +76,7 @@ def test_any_json_and_any_bytes_are_refused_or_read(tree, garbage):
         decoders.run(target, garbage, HERE)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(trees, st.binary(max_size=80))
 def test_any_index_of_a_container_is_refused_or_read(tmp_path_factory, tree, garbage):
     folder = tmp_path_factory.mktemp("container")
@@ -87,7 +87,7 @@ def test_any_index_of_a_container_is_refused_or_read(tmp_path_factory, tree, gar
 sizes = st.lists(st.integers(0, 40), min_size=2, max_size=5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(sizes, st.binary(max_size=60), st.binary(max_size=60))
 def test_a_store_of_any_blob_and_host_state_is_refused_or_loaded(
     tmp_path_factory, extents, blob, host

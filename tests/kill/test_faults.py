@@ -295,7 +295,7 @@ def test_a_clock_that_jumps_is_not_looked_at(interposed, folder, tmp_path):
     assert jumps.stdout == "True\n", "the clock of the test does not jump"
     for place in (folder, tmp_path):
         series = Series(place / "run")
-        with Process(series, environment, steps=20, timeout=20, close=True) as process:
+        with Process(series, environment, steps=20, close=True) as process:
             process.go()
             assert process.end() == ["done"]
         assert series.acknowledged == 20

@@ -259,7 +259,7 @@ def test_a_signal_that_nobody_can_catch_is_refused_and_the_store_is_whole(path):
 
 def test_a_failed_version_does_not_keep_the_signal_back(path, handled):
     model, optimizer = make()
-    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer, timeout=20)
+    checkpointer = lightckpt.Checkpointer(path, model=model, optimizer=optimizer)
     checkpointer.finish_on(signal.SIGUSR1)
     update(model, optimizer, 0)
     os.remove(path)

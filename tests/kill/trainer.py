@@ -70,7 +70,7 @@ class Job:
     talk: bool = False
     orphan: bool = False
     close: bool = False
-    timeout: float = 30.0
+    timeout: float = 60.0
 
 
 # What step k is.
