@@ -70,7 +70,7 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   }
   Attempt attempt;
   Status status = store_->begin(step, keep, std::move(extents), blob, host_bytes, &attempt);
-  const bool media_failed = status.code() == Code::kIo;
+  const bool media_failed = status.code() == Code::kLost;
   if (status.ok()) status = cover_media();
   std::lock_guard lock(mutex_);
   if (media_failed) failed_ = status;
@@ -315,7 +315,7 @@ void Engine::finish(Batch* batch) {
   batch->report.end_ns = now_ns();
   if (batch->status.ok() && batch->op != Op::kCommit && batch->op != Op::kCheck) {
     batch->status = store_->media().check();
-    if (!batch->status.ok() && failed_.ok()) failed_ = batch->status;
+    if (batch->status.code() == Code::kLost && failed_.ok()) failed_ = batch->status;
   }
   if (batch->gpu != nullptr) --on_devices_;
   Finished& place = finished_[batch->number % kReports];

@@ -39,7 +39,7 @@ void Engine::work() {
       lock.unlock();
       Status status = store_->media().drain();
       lock.lock();
-      if (!status.ok() && failed_.ok()) failed_ = status;
+      if (status.code() == Code::kLost && failed_.ok()) failed_ = status;
       continue;
     }
     // In their turn: a commit goes alone, but chunks of batches before it may still be running.
@@ -176,7 +176,7 @@ Status Engine::commit_attempt(Bytes host) {
   }
   const Status status = store_->commit(attempt_, table_, host);
   std::lock_guard lock(mutex_);
-  if (failed_.ok() && status.code() == Code::kIo) failed_ = status;
+  if (failed_.ok() && status.code() == Code::kLost) failed_ = status;
   return status;
 }
 

@@ -10,7 +10,7 @@ namespace lightckpt {
 namespace {
 
 const std::vector<uint64_t> kSizes = {5000, 0, 300, 70'000, 1};
-const Status kGone(Code::kIo, "the disk is gone");
+const Status kGone(Code::kLost, "the disk is gone");
 
 // On pages, with version 1; what was acknowledged must be there after a restart.
 struct OnPages : testing::Test {
@@ -18,10 +18,10 @@ struct OnPages : testing::Test {
 
   void expect_final() {
     const State next = State::of(9, kSizes);
-    EXPECT_TRUE(fails(engine.begin(next), Code::kIo, "the disk is gone"));
-    EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, next), Code::kIo, "the disk is gone"));
+    EXPECT_TRUE(fails(engine.begin(next), Code::kLost, "the disk is gone"));
+    EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, next), Code::kLost, "the disk is gone"));
     uint64_t batch = 0;
-    EXPECT_TRUE(fails(engine->commit(next.host, &batch), Code::kIo, "the disk is gone"));
+    EXPECT_TRUE(fails(engine->commit(next.host, &batch), Code::kLost, "the disk is gone"));
     EXPECT_EQ(engine.listed(), "1.0");
     const auto again = reopened(engine.store());
     EXPECT_TRUE(holds(again.get(), again->versions().back(), first));
@@ -54,7 +54,7 @@ TEST_F(OnPages, a_drain_that_fails_in_the_background_is_final) {
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second))) << "copied it is";
   ASSERT_TRUE(failed.wait());
   // Whether the engine knows already or finds out as it commits.
-  EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the disk is gone"));
+  EXPECT_TRUE(fails(engine.commit(second), Code::kLost, "the disk is gone"));
   expect_final();
   State back = blank(first);
   EXPECT_TRUE(is_ok(engine.run(Op::kRead, 1, back))) << "what is there can be read";
@@ -81,7 +81,7 @@ TEST_F(OnPages, a_commit_that_waits_for_a_failing_drain_fails) {
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second)));
   ASSERT_TRUE(draining.wait());
   committing = true;
-  EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the disk is gone"));
+  EXPECT_TRUE(fails(engine.commit(second), Code::kLost, "the disk is gone"));
   expect_final();
 }
 
@@ -92,8 +92,8 @@ TEST_F(OnPages, any_sync_of_a_commit_that_fails_is_final) {
     std::atomic<int> syncs = 0;
     ASSERT_TRUE(is_ok(one.begin(state)));
     one.media->on_sync = [&](uint64_t, uint64_t) { return syncs++ == index ? kGone : Status(); };
-    EXPECT_TRUE(fails(one.commit(state), Code::kIo, "the disk is gone")) << "sync " << index;
-    EXPECT_TRUE(fails(one.begin(state), Code::kIo, "the disk is gone"));
+    EXPECT_TRUE(fails(one.commit(state), Code::kLost, "the disk is gone")) << "sync " << index;
+    EXPECT_TRUE(fails(one.begin(state), Code::kLost, "the disk is gone"));
     EXPECT_EQ(one.listed(), "");
     EXPECT_EQ(one->counters().commits, 0u);
   }
@@ -102,9 +102,9 @@ TEST_F(OnPages, any_sync_of_a_commit_that_fails_is_final) {
 TEST_F(OnPages, a_begin_that_cannot_retire_is_final) {
   ASSERT_TRUE(is_ok(engine.save(second)));
   engine.media->on_sync = [](uint64_t, uint64_t) { return kGone; };
-  EXPECT_TRUE(fails(engine.begin(State::of(3, kSizes)), Code::kIo, "the disk is gone"));
+  EXPECT_TRUE(fails(engine.begin(State::of(3, kSizes)), Code::kLost, "the disk is gone"));
   engine.media->on_sync = nullptr;
-  EXPECT_TRUE(fails(engine.begin(State::of(3, kSizes)), Code::kIo, "the disk is gone"));
+  EXPECT_TRUE(fails(engine.begin(State::of(3, kSizes)), Code::kLost, "the disk is gone"));
 }
 
 TEST(LostPages, a_batch_that_met_some_fails_and_so_does_all_that_follows) {
@@ -113,12 +113,12 @@ TEST(LostPages, a_batch_that_met_some_fails_and_so_does_all_that_follows) {
     const State first = State::of(1, kSizes), second = State::of(2, kSizes);
     ASSERT_TRUE(is_ok(engine.save(first)));
     ASSERT_TRUE(is_ok(engine.begin(second)));
-    engine.media->on_check = [] { return Status(Code::kIo, "the file was cut"); };
+    engine.media->on_check = [] { return Status(Code::kLost, "the file was cut"); };
     State back = blank(first);
-    EXPECT_TRUE(fails(engine.run(op, op == Op::kWrite ? 0 : 1, back), Code::kIo, "the file was"));
-    EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, second), Code::kIo, "the file was cut"));
-    EXPECT_TRUE(fails(engine.commit(second), Code::kIo, "the file was cut"));
-    EXPECT_TRUE(fails(engine.begin(second), Code::kIo, "the file was cut"));
+    EXPECT_TRUE(fails(engine.run(op, op == Op::kWrite ? 0 : 1, back), Code::kLost, "the file was"));
+    EXPECT_TRUE(fails(engine.run(Op::kWrite, 0, second), Code::kLost, "the file was cut"));
+    EXPECT_TRUE(fails(engine.commit(second), Code::kLost, "the file was cut"));
+    EXPECT_TRUE(fails(engine.begin(second), Code::kLost, "the file was cut"));
   }
 }
 
@@ -127,7 +127,7 @@ TEST(LostPages, a_check_of_memory_has_nothing_to_do_with_them) {
   const State state = State::of(1, kSizes);
   ASSERT_TRUE(is_ok(engine.begin(state)));
   ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, state)));
-  engine.media->on_check = [] { return Status(Code::kIo, "the file was cut"); };
+  engine.media->on_check = [] { return Status(Code::kLost, "the file was cut"); };
   EXPECT_TRUE(is_ok(engine.run(Op::kCheck, 0, state)));
 }
 
