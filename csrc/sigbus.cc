@@ -173,6 +173,16 @@ SigbusRange* take() {
   return range;
 }
 
+// What is mapped elsewhere cannot be mapped here too: such a range came by fork, and its mapping
+// did not.
+void forget_inherited(const SigbusRange* mine, uintptr_t base, size_t bytes) {
+  for (SigbusRange* range = ranges; range != nullptr; range = range->next) {
+    const uintptr_t other = range->base;
+    if (range == mine || other == 0) continue;
+    if (other < base + bytes && base < other + range->bytes) range->base = 0;
+  }
+}
+
 }  // namespace
 
 void SigbusGuard::arm() {
@@ -195,6 +205,7 @@ void SigbusGuard::arm() {
 void SigbusGuard::protect(void* base, size_t bytes, int protection, int fd) {
   const bool anew = range_ == nullptr;
   if (anew) range_ = take();
+  forget_inherited(range_, reinterpret_cast<uintptr_t>(base), bytes);
   range_->bytes = bytes;
   if (anew) {
     range_->protection = protection;
