@@ -116,6 +116,35 @@ TEST(LostPages, any_check_of_a_commit_that_fails_is_final) {
   }
 }
 
+// Not the media: this call failed. A slot may have been written before it was known.
+TEST(FailedCall, any_check_of_a_save_that_fails_costs_that_version_only) {
+  FailingStore counting(2);
+  counting.fail_check(UINT64_MAX);
+  ASSERT_TRUE(is_ok(save(counting.store.get(), State::of(50, kSizes), 2)));
+  for (uint64_t index = 0; index < counting.checks; ++index) {
+    FailingStore failing(2);
+    Store* const store = failing.store.get();
+    failing.media->on_check = [&] {
+      return failing.checks++ == index ? Status(Code::kIo, "no answer") : Status();
+    };
+    const auto expect_sound = [&] {
+      const auto again = reopened(store);
+      EXPECT_EQ(list_of(again->versions()), list_of(store->versions()));
+      for (const Version& version : again->versions()) {
+        EXPECT_TRUE(holds(again.get(), version, State::of(version.slot.step, kSizes)))
+            << "check " << index;
+      }
+    };
+    EXPECT_TRUE(fails(save(store, State::of(50, kSizes), 2), Code::kIo, "no answer"));
+    ASSERT_TRUE(is_ok(store->rebase(2)));
+    expect_sound();
+    for (uint64_t step = 60; step < 64; ++step) {
+      ASSERT_TRUE(is_ok(save(store, State::of(step, kSizes), 2)));
+      expect_sound();
+    }
+  }
+}
+
 // A store to a page that is gone goes nowhere, and a drain of it fails not.
 TEST(LostPages, those_lost_by_the_end_of_the_drain_are_found_before_the_slot_is_written) {
   FailingStore failing;
