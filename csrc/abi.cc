@@ -42,7 +42,7 @@ struct lckpt_store {
 };
 
 // Keeps a store's media mapped after the store is closed.
-struct lckpt_hold_t {
+struct lckpt_lease {
   std::shared_ptr<lightckpt::Media> media;
   pid_t owner;
 };
@@ -263,18 +263,18 @@ int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** m
   });
 }
 
-int lckpt_hold(lckpt_store* store, lckpt_hold_t** hold) {
-  if (hold == nullptr) return code_of({Code::kInvalid, "a place for the hold is needed"});
-  *hold = nullptr;
+int lckpt_hold(lckpt_store* store, lckpt_lease** lease) {
+  if (lease == nullptr) return code_of({Code::kInvalid, "a place for the lease is needed"});
+  *lease = nullptr;
   return with_engine(store, [&](Engine& engine) -> Status {
-    *hold = new lckpt_hold_t{engine.store().share_media(), getpid()};
+    *lease = new lckpt_lease{engine.store().share_media(), getpid()};
     return {};
   });
 }
 
-int lckpt_let_go(lckpt_hold_t** hold) {
-  if (hold == nullptr || *hold == nullptr) return LCKPT_OK;
-  lckpt_hold_t* const held = std::exchange(*hold, nullptr);
+int lckpt_let_go(lckpt_lease** lease) {
+  if (lease == nullptr || *lease == nullptr) return LCKPT_OK;
+  lckpt_lease* const held = std::exchange(*lease, nullptr);
   // In a forked child it stays: what its parent has mapped, a child does not unmap.
   if (held->owner == getpid()) delete held;
   return LCKPT_OK;

@@ -19,6 +19,7 @@ Threads: guards may fire from any thread; the caller holds the checkpointer's lo
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -97,10 +98,9 @@ class Flight:
             blob=structure.blob, host_bytes=len(host),
         )  # fmt: skip
         try:
-            begin()
-        except ValueError:  # an interrupt came between an attempt's begin and its flight
-            self._store.drop()
-            begin()
+            self._begin(begin)
+        except ValueError as error:
+            raise CheckpointError(f"step {self.step} cannot be begun: {error}") from error
         self._host = host
         try:
             first = {
@@ -122,6 +122,16 @@ class Flight:
         except BaseException:
             self.drop("it could not be copied")
             raise
+
+    def _begin(self, begin: Callable[[], None]) -> None:
+        try:
+            begin()
+        except ValueError as error:
+            try:
+                self._store.drop()  # an interrupt came between an attempt's begin and its flight
+            except ValueError:
+                raise error from None  # there is none: that is not what was wrong
+            begin()
 
     def guard(self, owner: str) -> None:
         """Wait until everything that *owner* is about to update has been copied, and compare it.

@@ -62,7 +62,7 @@
 #define LCKPT_DEVICE 2 /* copied aside on the GPU, and from there as direct or, if not, as host */
 
 typedef struct lckpt_store lckpt_store;
-typedef struct lckpt_hold_t lckpt_hold_t; /* on the memory of a store */
+typedef struct lckpt_lease lckpt_lease; /* on the memory of a store */
 
 typedef struct {
   uint32_t flags;   /* LCKPT_READ_ONLY, LCKPT_CREATE */
@@ -158,10 +158,10 @@ int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
    Pin it first. */
 int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** memory,
                  uint64_t* bytes);
-/* Keeps the store's memory mapped, after lckpt_close too, until the hold is let go. It keeps neither
+/* Keeps the store's memory mapped, after lckpt_close too, until the lease is let go. It keeps neither
    the store open nor a version from being retired. */
-int lckpt_hold(lckpt_store* store, lckpt_hold_t** hold);
-int lckpt_let_go(lckpt_hold_t** hold);
+int lckpt_hold(lckpt_store* store, lckpt_lease** lease);
+int lckpt_let_go(lckpt_lease** lease);
 /* Keeps a version from being retired, across processes for as long as this process lives. */
 int lckpt_pin(lckpt_store* store, uint64_t version, int pinned);
 /* Makes an older version the latest, in a new generation; the newer ones are retired. Not while an
