@@ -21,7 +21,8 @@ namespace lightckpt {
 namespace {
 
 constexpr uint64_t kReserveMin = 256ull << 30;
-constexpr uint64_t kReserveMinRead = 64ull << 30;  // of which a reader has two, and may be one of many
+constexpr uint64_t kReserveMinRead = 64ull
+                                     << 30;  // of which a reader has two, and may be one of many
 constexpr uint64_t kReserveFactor = 16;
 
 std::string words_of_free_space(int fd) {
@@ -94,10 +95,10 @@ Status FileMedia::allocate(uint64_t from, uint64_t to) {
   const auto before = static_cast<uint64_t>(file.st_size);
   const int error = allocate_in_pieces(fd_, Allocation::kAny, from, to);
   if (error == 0) return {};
-  const Status status = from_errno(
-      "no room for " + path_ + ": " + mib(to - from) + " more are needed, " + words_of_free_space(fd_) +
-          " are free",
-      error);
+  const Status status =
+      from_errno("no room for " + path_ + ": " + mib(to - from) + " more are needed, " +
+                     words_of_free_space(fd_) + " are free",
+                 error);
   // A partial allocation must not stay: the length is what was there before.
   if (before < to &&
       uninterrupted([&] { return ftruncate(fd_, static_cast<off_t>(before)); }) != 0) {
@@ -118,8 +119,8 @@ Status FileMedia::fill_holes() {
   if (error == 0) error = allocate_in_pieces(fd_, Allocation::kReal, 0, size_);
   // Where holes cannot be filled so (a file system that compresses), nothing is promised of them.
   if (error == 0 || error == EOPNOTSUPP) return {};
-  return from_errno("no room for the holes of " + path_ + ", a sparse file: " +
-                        mib(size_ - held) + " more are needed, " + words_of_free_space(fd_) + " are free",
+  return from_errno("no room for the holes of " + path_ + ", a sparse file: " + mib(size_ - held) +
+                        " more are needed, " + words_of_free_space(fd_) + " are free",
                     error);
 }
 

@@ -3,9 +3,9 @@
 // Pages that he has written to are his own from then on, and do not show the store any more. When
 // another version lies there, that must not be taken for its bytes: so what is located belongs to
 // one version, and to one time that it is pinned.
-#include "store.h"
-
 #include <algorithm>
+
+#include "store.h"
 
 namespace lightckpt {
 namespace {
@@ -46,8 +46,7 @@ Status Store::locate(uint64_t number, uint32_t extent, std::span<std::byte>* byt
 bool Store::has_pin_on(const Version& version) const {
   std::lock_guard lock(mutex_);
   return std::ranges::any_of(versions_, [&](const Version& other) {
-    return other.slot.record_offset == version.slot.record_offset &&
-           lock_.pinned_here(other.index);
+    return other.slot.record_offset == version.slot.record_offset && lock_.pinned_here(other.index);
   });
 }
 

@@ -19,7 +19,7 @@ Threads: guards may fire from any thread; the caller holds the checkpointer's lo
 """
 
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -98,9 +98,16 @@ class Flight:
             blob=structure.blob, host_bytes=len(host),
         )  # fmt: skip
         try:
-            self._begin(begin)
-        except ValueError as error:
-            raise CheckpointError(f"step {self.step} cannot be begun: {error}") from error
+            begin()
+        except ValueError:
+            # Perhaps an interrupt came between an attempt's begin and its flight. Where there is
+            # none to drop, or it has just become a version, that is not what was wrong.
+            with suppress(ValueError):
+                self._store.drop()
+            try:
+                begin()
+            except ValueError as error:
+                raise CheckpointError(f"step {self.step} cannot be begun: {error}") from error
         self._host = host
         try:
             first = {
@@ -122,16 +129,6 @@ class Flight:
         except BaseException:
             self.drop("it could not be copied")
             raise
-
-    def _begin(self, begin: Callable[[], None]) -> None:
-        try:
-            begin()
-        except ValueError as error:
-            try:
-                self._store.drop()  # an interrupt came between an attempt's begin and its flight
-            except ValueError:
-                raise error from None  # there is none: that is not what was wrong
-            begin()
 
     def guard(self, owner: str) -> None:
         """Wait until everything that *owner* is about to update has been copied, and compare it.

@@ -158,8 +158,8 @@ int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
    Pin it first. */
 int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** memory,
                  uint64_t* bytes);
-/* Keeps the store's memory mapped, after lckpt_close too, until the lease is let go. It keeps neither
-   the store open nor a version from being retired. */
+/* Keeps the store's memory mapped, after lckpt_close too, until the lease is let go. Neither the
+   store stays open for it, nor a version. In a forked child letting go does nothing. */
 int lckpt_hold(lckpt_store* store, lckpt_lease** lease);
 int lckpt_let_go(lckpt_lease** lease);
 /* Keeps a version from being retired, across processes for as long as this process lives. */

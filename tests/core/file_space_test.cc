@@ -106,8 +106,7 @@ TEST_F(FileSpace, growth_comes_in_pieces_each_beside_signals_and_again_where_one
 TEST_F(FileSpace, growth_that_fails_behind_its_first_piece_is_undone) {
   const auto media = created();
   ASSERT_NE(media, nullptr);
-  for (const auto& [error, code] :
-       {std::pair{ENOSPC, Code::kNoSpace}, std::pair{EIO, Code::kIo}}) {
+  for (const auto& [error, code] : {std::pair{ENOSPC, Code::kNoSpace}, std::pair{EIO, Code::kIo}}) {
     on_allocation = [&, first = allocations.size()](size_t call) {
       return call == first + 1 ? error : 0;
     };
@@ -201,7 +200,8 @@ TEST_F(FileSpace, a_sparse_copy_for_which_there_is_no_room_is_refused_and_left_a
     EXPECT_EQ(blocks_of(copy), blocks);
     EXPECT_EQ(std::filesystem::file_size(copy), 8 * kMiB);
     EXPECT_TRUE(is_ok(FileMedia::open(copy, MediaKind::kAuto, true, &opened)));
-    EXPECT_TRUE(std::ranges::equal(Bytes(opened->view(), 8 * kMiB), Bytes(media->view(), 8 * kMiB)));
+    EXPECT_TRUE(
+        std::ranges::equal(Bytes(opened->view(), 8 * kMiB), Bytes(media->view(), 8 * kMiB)));
     opened.reset();
   }
   EXPECT_EQ(umount(volume.c_str()), 0);

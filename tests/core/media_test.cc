@@ -212,7 +212,8 @@ TEST(Drain, a_failed_one_is_final) {
   media.flush(0, 64);
   media.flush(8192, 64);
   EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"));
-  EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone")) << "the range is still unknown";
+  EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"))
+      << "the range is still unknown";
   media.flush(4096, 64);
   EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"));
   EXPECT_FALSE(media.shaken());

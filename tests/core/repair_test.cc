@@ -69,7 +69,8 @@ class FullStore {
   std::vector<uint64_t> acknowledged;
 };
 
-// Runs `change` on stores of this kind with each event failing, and one after it, until it succeeds.
+// Runs `change` on stores of this kind with each event failing, and one after it, until it
+// succeeds.
 void fail_at_each(const Kind& kind, const std::function<Status(FullStore&)>& change) {
   FullStore counting(kind);
   const uint64_t begin = counting.media->events();
