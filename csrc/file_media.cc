@@ -216,7 +216,7 @@ Status FileMedia::check() const {
   return {};
 }
 
-// A page was replaced by one that is nobody's. Is it gone, or was there no room for a change of it?
+// A page was replaced by one that is nobody's. Is it gone, or was there no room for it just then?
 Status FileMedia::why_tripped(const SigbusGuard& guard) const {
   const std::string lost = path_ + " lost pages under its mapping: ";
   if (guard.was_cut()) return {Code::kLost, lost + "it was cut short"};
@@ -227,11 +227,12 @@ Status FileMedia::why_tripped(const SigbusGuard& guard) const {
     const std::string why = device_ || got == 0 ? "" : std::string(": ") + std::strerror(errno);
     return {Code::kLost, lost + "its device failed" + why};
   }
-  // What a reader of a file has touched it did not change, so this is no matter of space.
-  if (read_only_) return {Code::kLost, lost + "its device failed for a while; open it again"};
+  // A writer has it again as soon as it recovers. A reader meets this where a hole is filled by who
+  // reads it, as on tmpfs.
+  const std::string again = read_only_ ? "; open it again when there is more" : "";
   return {Code::kNoSpace, "no space for " + path_ + ": its file system had none for a page that " +
-                              "was written, though the file is whole; " + words_of_free_space(fd_) +
-                              " are free now"};
+                              "was touched, though the file is whole; " + words_of_free_space(fd_) +
+                              " are free now" + again};
 }
 
 Status FileMedia::recover() {
@@ -245,7 +246,6 @@ Status FileMedia::recover() {
 }
 
 void FileMedia::populate(uint64_t offset, uint64_t bytes) {
-  SigbusGuard::arm();
   {
     std::lock_guard lock(populated_mutex_);
     if (populated_.contains(offset, offset + bytes)) return;

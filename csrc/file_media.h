@@ -10,9 +10,9 @@
 // read and verified; and a private one, for who wants to write to a copy of his own (private_view).
 //
 // A page that the file cannot give is replaced (sigbus.h), and check() says what that means: kLost
-// where the file was cut, removed or cannot be read; kNoSpace where it is all there and a file
-// system that copies on write had no block for a page that was written. That one passes: recover()
-// maps the file anew.
+// where the file was cut, removed or cannot be read; kNoSpace where it is all there, and its file
+// system had no block for a page (one that copies on write, for a page that was written; tmpfs, for
+// a hole that was read). That one passes: recover() maps the file anew.
 #pragma once
 
 #include <memory>

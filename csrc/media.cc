@@ -30,6 +30,11 @@ void Media::trace(MediaEvent::Kind kind, uint64_t offset, uint64_t bytes, const 
   if (trace_ != nullptr) trace_->on_event({kind, offset, bytes, data});
 }
 
+const std::byte* Media::view() const {
+  SigbusGuard::arm();
+  return base_;
+}
+
 void Media::store(uint64_t offset, Bytes source) {
   CHECK(offset <= size_ && source.size() <= size_ - offset);
   trace(MediaEvent::Kind::kStore, offset, source.size(), source.data());

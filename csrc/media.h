@@ -72,7 +72,8 @@ class Media {
   Media& operator=(const Media&) = delete;
 
   uint64_t size() const { return size_; }
-  const std::byte* view() const { return base_; }
+  // Call it for each look: it sees to it that a page which is gone is an error and not a death.
+  const std::byte* view() const;
   // The same bytes for somebody who may write to them without changing the store: a reader's own
   // copies of pages. Of a device, and on a writer's media, it is the view.
   virtual std::byte* private_view() { return base_; }

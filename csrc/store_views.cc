@@ -33,13 +33,14 @@ Status Store::locate(uint64_t number, uint32_t extent, std::span<std::byte>* byt
   }
   std::byte* const area = media_->private_view() + found.slot.record_offset;
   *bytes = {area + layout.extent_offsets[extent], layout.extent_bytes[extent]};
-  if (!read_only_) return {};
+  if (!read_only_) return media_->check();
   std::lock_guard lock(mutex_);
   const auto known = [&](const Version& lent) { return is_same(lent, found); };
-  if (std::ranges::any_of(lent_, known)) return {};
-  forget_private(found);
-  lent_.push_back(std::move(found));
-  return {};
+  if (!std::ranges::any_of(lent_, known)) {
+    forget_private(found);
+    lent_.push_back(std::move(found));
+  }
+  return media_->check();
 }
 
 // Extents share pages, so it is the area that counts, whichever slot names it.

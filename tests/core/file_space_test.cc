@@ -202,7 +202,14 @@ TEST_F(FileSpace, a_sparse_copy_for_which_there_is_no_room_is_refused_and_left_a
     EXPECT_TRUE(is_ok(FileMedia::open(copy, MediaKind::kAuto, true, &opened)));
     EXPECT_TRUE(
         std::ranges::equal(Bytes(opened->view(), 8 * kMiB), Bytes(media->view(), 8 * kMiB)));
+    std::unique_ptr<Media> reader;
+    ASSERT_TRUE(is_ok(FileMedia::open(copy, MediaKind::kAuto, true, &reader)));
+    std::ofstream(volume + "/filler") << std::string(kMiB, 'x');
+    std::byte sum{0};
+    for (uint64_t at = 0; at < 8 * kMiB; at += 4096) sum ^= reader->view()[at];
+    EXPECT_TRUE(fails(reader->check(), Code::kNoSpace, "no space for")) << static_cast<int>(sum);
     opened.reset();
+    reader.reset();
   }
   EXPECT_EQ(umount(volume.c_str()), 0);
 }
