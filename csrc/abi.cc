@@ -41,6 +41,12 @@ struct lckpt_store {
   lckpt_store* older = nullptr;       // of the closed ones, for whoever looks for leaks
 };
 
+// Keeps a store's media mapped after the store is closed.
+struct lckpt_lease {
+  std::shared_ptr<lightckpt::Media> media;
+  pid_t owner;
+};
+
 namespace {
 
 constexpr uint32_t kWorkersMax = 8;
@@ -249,18 +255,29 @@ int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
 int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** memory,
                  uint64_t* bytes) {
   return with_engine(store, [&](Engine& engine) -> Status {
-    Version found;
-    RETURN_IF_ERROR(engine.store().find(version, &found));
-    if (extent >= found.layout->extent_bytes.size()) {
-      return {Code::kInvalid, "extent " + std::to_string(extent) + " of " +
-                                  std::to_string(found.layout->extent_bytes.size())};
-    }
-    const std::byte* begin = engine.store().media().view() + found.slot.record_offset +
-                             found.layout->extent_offsets[extent];
-    *memory = const_cast<std::byte*>(begin);
-    *bytes = found.layout->extent_bytes[extent];
+    std::span<std::byte> found;
+    RETURN_IF_ERROR(engine.store().locate(version, extent, &found));
+    *memory = found.data();
+    *bytes = found.size();
     return {};
   });
+}
+
+int lckpt_hold(lckpt_store* store, lckpt_lease** lease) {
+  if (lease == nullptr) return code_of({Code::kInvalid, "a place for the lease is needed"});
+  *lease = nullptr;
+  return with_engine(store, [&](Engine& engine) -> Status {
+    *lease = new lckpt_lease{engine.store().share_media(), getpid()};
+    return {};
+  });
+}
+
+int lckpt_let_go(lckpt_lease** lease) {
+  if (lease == nullptr || *lease == nullptr) return LCKPT_OK;
+  lckpt_lease* const held = std::exchange(*lease, nullptr);
+  // In a forked child it stays: what its parent has mapped, a child does not unmap.
+  if (held->owner == getpid()) delete held;
+  return LCKPT_OK;
 }
 
 int lckpt_pin(lckpt_store* store, uint64_t version, int pinned) {

@@ -29,6 +29,12 @@ Status LineCatalog::settle() {
   return media_.drain();
 }
 
+// Stored anew, and not only flushed: pages whose writing back has failed count as written.
+Status LineCatalog::rewrite(const std::vector<Slot>& slots) {
+  for (uint32_t index = 0; index < slots.size(); ++index) write(index, slots[index]);
+  return media_.drain();
+}
+
 Status LineCatalog::manifest(const Slot& slot, Bytes* bytes) const {
   if (slot.manifest_offset > media_.size() ||
       slot.manifest_bytes > media_.size() - slot.manifest_offset) {

@@ -4,7 +4,15 @@
 // (the kernel refuses the flag everywhere else), as is a device DAX node of an NVDIMM region;
 // tmpfs, hugetlbfs and other device DAX nodes are memory that survives the process only, the rest
 // is a plain file that needs msync. Address space is reserved ahead, so a store that grows keeps
-// its pointers. Mappings are not inherited by forked children.
+// its pointers. A writer's mapping is not inherited by forked children.
+//
+// A reader has two mappings: one that shows the store and cannot be written, from which all is
+// read and verified; and a private one, for who wants to write to a copy of his own (private_view).
+//
+// A page that the file cannot give is replaced (sigbus.h), and check() says what that means: kLost
+// where the file was cut, removed or cannot be read; kNoSpace where it is all there, and its file
+// system had no block for a page (one that copies on write, for a page that was written; tmpfs, for
+// a hole that was read). That one passes: recover() maps the file anew.
 #pragma once
 
 #include <memory>
@@ -12,16 +20,18 @@
 #include <string>
 #include <vector>
 
+#include "mapping.h"
 #include "media.h"
-#include "sigbus.h"
 
 namespace lightckpt {
 
+inline constexpr uint64_t kPageUnit = 4096;
+
 class FileMedia : public Media {
  public:
-  // Maps an existing file or device. Read-only: a private mapping, so that a reader may write to
-  // its own copy of a page without changing the store; of a device, a shared one that cannot be
-  // written. For writing, known bad blocks are refused: libpmem2 names them, where it is installed.
+  // Maps an existing file or device. For writing, known bad blocks are refused (libpmem2 names
+  // them, where it is installed), and what a sparse copy has left out is allocated first: kNoSpace
+  // where there is no room for it.
   static Status open(const std::string& path, MediaKind want, bool read_only,
                      std::unique_ptr<Media>* media);
   // Makes a new file of `bytes` allocated bytes at `path`, which must not exist.
@@ -32,7 +42,11 @@ class FileMedia : public Media {
   Status grow(uint64_t bytes) override;
   bool follow() override;
   Status check() const override;
+  bool shaken() const override;
+  Status recover() override;
   void populate(uint64_t offset, uint64_t bytes) override;
+  std::byte* private_view() override;
+  void forget_private(uint64_t offset, uint64_t bytes) override;
   void set_path(const std::string& path) override { path_ = path; }
   std::optional<uint64_t> unsafe_shutdowns() const override { return unsafe_shutdowns_; }
 
@@ -50,21 +64,21 @@ class FileMedia : public Media {
   Status ask_pmem2();
   uint64_t whole_units(uint64_t bytes) const;
   Status allocate(uint64_t from, uint64_t to);
+  Status fill_holes();
   Status reserve();
-  Status map(uint64_t from, uint64_t to);
+  Status map(uint64_t to);
+  Status why_tripped(const SigbusGuard& guard) const;
 
   std::string path_;
   int fd_;
   bool read_only_ = false;
   bool device_ = false;
   int map_flags_ = 0;
-  int protection_ = 0;
   uint64_t unit_ = 0;  // of offsets and lengths of mappings
   std::optional<uint64_t> unsafe_shutdowns_;
-  void* reserved_ = nullptr;
-  uint64_t reserved_bytes_ = 0;
   uint64_t capacity_ = 0;  // reserved from base_ on
-  SigbusGuard guard_;
+  Mapping mapping_;
+  Mapping private_;  // a reader's of a file
   std::mutex populated_mutex_;
   RangeSet populated_;
 };

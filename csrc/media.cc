@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "sigbus.h"
+
 namespace lightckpt {
 
 void RangeSet::add(uint64_t begin, uint64_t end) {
@@ -28,9 +30,15 @@ void Media::trace(MediaEvent::Kind kind, uint64_t offset, uint64_t bytes, const 
   if (trace_ != nullptr) trace_->on_event({kind, offset, bytes, data});
 }
 
+const std::byte* Media::view() const {
+  SigbusGuard::arm();
+  return base_;
+}
+
 void Media::store(uint64_t offset, Bytes source) {
   CHECK(offset <= size_ && source.size() <= size_ - offset);
   trace(MediaEvent::Kind::kStore, offset, source.size(), source.data());
+  SigbusGuard::arm();
   std::memcpy(base_ + offset, source.data(), source.size());
 }
 
@@ -38,6 +46,7 @@ void Media::nt_copy(uint64_t offset, Bytes source) {
   CHECK(offset <= size_ && source.size() <= size_ - offset);
   trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
   before_copy();
+  SigbusGuard::arm();
   copy_nt(base_ + offset, source.data(), source.size());
   flush_ragged_end(offset, source.size());
   after_copy(source.size());
@@ -47,6 +56,7 @@ uint32_t Media::nt_copy_crc(uint64_t offset, Bytes source) {
   CHECK(offset <= size_ && source.size() <= size_ - offset);
   trace(MediaEvent::Kind::kNtCopy, offset, source.size(), source.data());
   before_copy();
+  SigbusGuard::arm();
   const uint32_t crc = copy_nt_crc(base_ + offset, source.data(), source.size());
   flush_ragged_end(offset, source.size());
   after_copy(source.size());
@@ -91,7 +101,7 @@ Status Media::drain() {
   fence();
   if (granularity_ != Granularity::kPage) return {};
   std::lock_guard drain_lock(drain_mutex_);
-  // Its ranges left pending_ with it: without this, the next drain would find nothing to do.
+  // A later one that succeeds says nothing of those ranges: the kernel takes them for written.
   if (!drain_failed_.ok()) return drain_failed_;
   RangeSet pending;
   {
@@ -100,8 +110,22 @@ Status Media::drain() {
   }
   for (const auto& [begin, end] : pending.ranges()) {
     trace(MediaEvent::Kind::kSync, begin, end - begin, nullptr);
-    if (drain_failed_ = sync(begin, end - begin); !drain_failed_.ok()) return drain_failed_;
+    const Status status = sync(begin, end - begin);
+    if (status.ok()) continue;
+    shaken_ = status.code() == Code::kNoSpace;
+    drain_failed_ = {shaken_ ? Code::kNoSpace : Code::kLost, status.message()};
+    std::lock_guard lock(pending_mutex_);
+    for (const auto& [first, last] : pending.ranges()) pending_.add(first, last);
+    return drain_failed_;
   }
+  return {};
+}
+
+Status Media::recover() {
+  std::lock_guard lock(drain_mutex_);
+  if (drain_failed_.code() == Code::kLost) return drain_failed_;
+  drain_failed_ = {};
+  shaken_ = false;
   return {};
 }
 

@@ -7,7 +7,11 @@
 //   dma_done   says that a device wrote a range, and flushes it: DDIO may have left it in a cache.
 //
 //   drain      fence, and on a plain file msync of all that was flushed: the only step that can
-//              fail. A failed drain is final: what reached the media is unknown.
+//              fail. What reached the media is unknown then, and stays so: no later drain says
+//              otherwise. That is final (kLost), but where the file system was full (kNoSpace).
+//
+// A full file system may have room again. Until then the media is *shaken*: drain fails, or check.
+// recover() makes it usable, and nothing more: whoever calls it writes once more what it relies on.
 //
 // The words are PMDK's (libpmem2(7): persist = flush + drain). All code that changes a media goes
 // through these, so a trace of them is all that is needed to enumerate offline what a crash may
@@ -67,7 +71,13 @@ class Media {
   Media& operator=(const Media&) = delete;
 
   uint64_t size() const { return size_; }
-  const std::byte* view() const { return base_; }
+  // Call it for each look: it sees to it that a page which is gone is an error and not a death.
+  const std::byte* view() const;
+  // The same bytes for somebody who may write to them without changing the store: a reader's own
+  // copies of pages. Of a device, and on a writer's media, it is the view.
+  virtual std::byte* private_view() { return base_; }
+  // Gives up what was written to private copies of these pages.
+  virtual void forget_private(uint64_t, uint64_t) {}
   MediaKind kind() const { return kind_; }
   Granularity granularity() const { return granularity_; }
   FlushMethod flush_method() const { return flush_method_; }
@@ -87,6 +97,9 @@ class Media {
   virtual bool follow() { return false; }
   // Is all of it still there, and has no access met a missing page?
   virtual Status check() const = 0;
+  // Has something failed, since the last recover(), for want of space only?
+  virtual bool shaken() const { return shaken_; }
+  virtual Status recover();
   // Maps the pages of a range now, so that later accesses take no fault. Done once per range.
   virtual void populate(uint64_t offset, uint64_t bytes) = 0;
 
@@ -124,6 +137,7 @@ class Media {
   RangeSet pending_;        // flushed since the last drain, kPage only
   std::mutex drain_mutex_;  // a drain returns only after the ones that took ranges before it
   Status drain_failed_;     // the first that failed; guarded by drain_mutex_
+  std::atomic<bool> shaken_ = false;  // that failed for want of space
 };
 
 }  // namespace lightckpt

@@ -1,15 +1,22 @@
 // SigbusGuard: a file cut short or a failing device under a mapping becomes an error, not a death.
 //
-// Touching a mapped page that the file no longer has raises SIGBUS. For an address in a guarded
-// range the handler puts an anonymous page there, remembers that it did, and lets execution go on;
-// whoever uses the bytes must ask tripped() before trusting them. Any other address goes to the
-// handler that was there before. This file owns the process's SIGBUS handler, the only signal
-// that the core touches.
+// Touching a mapped page that the file cannot give raises SIGBUS. For an address in a guarded range
+// the handler puts an anonymous page there, remembers that it did, and lets execution go on;
+// whoever uses the bytes must ask trips() before trusting them. Any other SIGBUS goes to the
+// handler that was there before. This file owns the process's SIGBUS handler, the only signal that
+// the core touches.
+//
+// Others set one too, and later: faulthandler, crash reporters, signal.signal. So whoever is about
+// to touch a mapping calls arm(), which puts ours on top again if it is not. Who takes the handler
+// between that and the touch takes the guard away.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lightckpt {
+
+struct SigbusRange;
 
 class SigbusGuard {
  public:
@@ -18,16 +25,26 @@ class SigbusGuard {
   SigbusGuard& operator=(const SigbusGuard&) = delete;
   ~SigbusGuard() { release(); }
 
-  // Guards [base, base + bytes); again with more bytes, all the time and with what was tripped.
-  // False when all places are taken (64 mappings in one process).
-  bool protect(void* base, size_t bytes, int protection);
+  // Guards [base, base + bytes), a mapping of the start of `fd`; again with more bytes, all the
+  // time and with what was tripped. The descriptor stays open until release.
+  void protect(void* base, size_t bytes, int protection, int fd);
   void release();
 
-  // Has a page of the range been replaced since protect()?
-  bool tripped() const;
+  // How many pages of the range have been replaced since protect() or forget().
+  uint64_t trips() const;
+  // Was the file shorter than the range when that happened? This is never forgotten.
+  bool was_cut() const;
+  // Where in the range the last of them is.
+  uint64_t last_trip() const;
+  void forget();
+  // As if a page had been replaced.
+  void trip();
+
+  // Puts the handler on top, wherever one is guarded. A system call, if there is nothing to do.
+  static void arm();
 
  private:
-  int index_ = -1;
+  SigbusRange* range_ = nullptr;
 };
 
 }  // namespace lightckpt

@@ -58,6 +58,15 @@ inline Status from_errno(const std::string& what, int error = errno) {
   return {code, what + ": " + std::strerror(error)};
 }
 
+// Calls again for as long as a signal interrupts it; not for close, whose descriptor is gone by
+// then.
+template <typename Call>
+auto uninterrupted(Call call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) result = call();
+  return result;
+}
+
 }  // namespace lightckpt
 
 #define CHECK(condition)                                                                     \

@@ -85,16 +85,21 @@ std::optional<uint32_t> Store::free_slot() const {
 }
 
 Status Store::write_slot(uint32_t index, const Slot& slot) {
-  RETURN_IF_ERROR(catalog_->publish(index, slot));
+  unsettled_ = true;
+  RETURN_IF_ERROR(keep_lost(catalog_->publish(index, slot)));
   // A slot's page that was lost just now took the line in, and will not give it back.
-  return media_->check();
+  RETURN_IF_ERROR(keep_lost(media_->check()));
+  unsettled_ = false;
+  return {};
 }
 
 // Invariant 3: this is durable before anything is written where these versions lie.
 Status Store::retire(const std::vector<uint32_t>& indexes, uint64_t manifest_in_use) {
   if (indexes.empty()) return {};
-  if (failed_ = catalog_->retire(indexes, manifest_in_use); !failed_.ok()) return failed_;
-  if (failed_ = media_->check(); !failed_.ok()) return failed_;
+  unsettled_ = true;
+  RETURN_IF_ERROR(keep_lost(catalog_->retire(indexes, manifest_in_use)));
+  RETURN_IF_ERROR(keep_lost(media_->check()));
+  unsettled_ = false;
   std::erase_if(versions_, [&](const Version& version) {
     return std::ranges::find(indexes, version.index) != indexes.end();
   });
@@ -165,6 +170,7 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   std::lock_guard lock(mutex_);
   if (!failed_.ok()) return failed_;
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
+  RETURN_IF_ERROR(repair());
   if (keep < 1 || keep > header_.slot_count - 2) {
     return {Code::kInvalid, "keep is " + std::to_string(keep) + "; a store of " +
                                 std::to_string(header_.slot_count) + " slots can keep 1 to " +
@@ -228,7 +234,7 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
     kept.back().layout = std::make_shared<Layout>();
     kept.back().slot.record_offset = kept.back().slot.manifest_offset;
   }
-  Status status = place(attempt, kept, keep, place_manifest);
+  Status status = keep_lost(place(attempt, kept, keep, place_manifest));
   if (status.ok() && !manifest.empty() && catalog_->keeps_manifests()) {
     status = catalog_->put(manifest, &attempt->slot);
   }
@@ -270,25 +276,28 @@ Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
   slot.record_crc = crc32c(crc32c(0, front.data(), front.size()), host.data(), host.size());
   media_->nt_copy(slot.record_offset, front);
   media_->nt_copy(slot.record_offset + front.size(), host);
-  if (failed_ = media_->check(); !failed_.ok()) return failed_;
+  RETURN_IF_ERROR(keep_lost(media_->check()));
   // Invariant 1. Without this drain the slot below could become durable before what it reaches.
-  if (failed_ = media_->drain(); !failed_.ok()) return failed_;
+  RETURN_IF_ERROR(keep_lost(media_->drain()));
   // A page that was lost while it was written shows only now.
-  if (failed_ = media_->check(); !failed_.ok()) return failed_;
+  RETURN_IF_ERROR(keep_lost(media_->check()));
 
   for (const Version& version : versions_) {
     slot.generation = std::max(slot.generation, version.slot.generation);
   }
   slot.version = newest() + 1;
   slot = encode_slot(slot);
-  if (failed_ = write_slot(attempt.index, slot); !failed_.ok()) return failed_;
+  RETURN_IF_ERROR(write_slot(attempt.index, slot));
 
   Version version;
   version.slot = slot;
   version.index = attempt.index;
   version.layout = attempt.layout;
   Bytes manifest;
-  if (failed_ = catalog_->manifest(slot, &manifest); !failed_.ok()) return failed_;
+  if (Status status = catalog_->manifest(slot, &manifest); !status.ok()) {
+    unsettled_ = true;
+    return status;
+  }
   version.blob = manifest.subspan(sizeof(ManifestHead) +
                                   attempt.layout->extent_bytes.size() * sizeof(uint64_t));
   versions_.insert(versions_.begin(), std::move(version));
@@ -300,6 +309,7 @@ Status Store::rebase(uint64_t number) {
   std::lock_guard lock(mutex_);
   if (!failed_.ok()) return failed_;
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
+  RETURN_IF_ERROR(repair());
   const auto chosen = std::ranges::find_if(
       versions_, [&](const Version& v) { return v.slot.version == number && v.damage.ok(); });
   if (chosen == versions_.end()) {
@@ -329,15 +339,15 @@ Status Store::rebase(uint64_t number) {
   renewed.slot.generation = versions_.front().slot.generation + 1;
   renewed.slot = encode_slot(renewed.slot);
   // This line alone makes it the latest; until the next drain the newer ones still stand behind it.
-  failed_ = write_slot(*index, renewed.slot);
-  if (failed_.ok()) {
+  Status status = write_slot(*index, renewed.slot);
+  if (status.ok()) {
     versions_.push_back(std::move(renewed));
-    failed_ = retire(retired);
+    status = retire(retired);
   }
   for (uint32_t sealed : retired) lock_.unseal(sealed);
   sort_versions();
   for (uint32_t i = 0; i < pins; ++i) RETURN_IF_ERROR(lock_.pin(*index));
-  return failed_;
+  return status;
 }
 
 Status Store::pin(uint64_t number, bool pinned) {
@@ -347,12 +357,14 @@ Status Store::pin(uint64_t number, bool pinned) {
     lock_.unpin(version.index);
     return {};
   }
+  const bool is_first = !has_pin_on(version);
   RETURN_IF_ERROR(lock_.pin(version.index));
   // The writer may have retired it between the look and the lock.
   std::lock_guard lock(mutex_);
   Slot again = {};
   if (read_slot(version.index, &again) && again.version == version.slot.version &&
       again.generation == version.slot.generation) {
+    if (is_first) forget_private(version);
     return {};
   }
   lock_.unpin(version.index);

@@ -6,7 +6,9 @@
 //      durable: begin never touches an area that a kept or pinned version reaches.
 //   3. A slot is durably retired before the first byte of what it reaches is overwritten.
 //   4. What is used is what valid slots reach; nothing else says so.
-//   5. A failed drain is final: no commit and no retiring after it.
+//   5. Of a change that failed it is unknown whether it is durable. So nothing is built on the
+//      slots after it until all of them have been written anew and drained (repair). A media that
+//      is lost says so (kLost), and then there is no commit and no retiring any more.
 //
 // Two ways to publish: commit (a new version) and rebase (an older version again, in a new
 // generation); each is one 64-byte line. The double-slot idea is LMDB's (mdb.c, meta pages); here
@@ -65,6 +67,8 @@ class Store {
                      std::unique_ptr<Store>* store, std::unique_ptr<Catalog> catalog = nullptr);
 
   Media& media() { return *media_; }
+  // For whoever looks at the media after this store is gone.
+  std::shared_ptr<Media> share_media() const { return media_; }
   const Header& header() const { return header_; }
   bool read_only() const { return read_only_; }
   uint64_t free_bytes() const;
@@ -86,6 +90,8 @@ class Store {
   Status commit(const Attempt& attempt, RecordFront&& record, Bytes host);
   Status rebase(uint64_t version);
   Status pin(uint64_t version, bool pinned);
+  // An extent's bytes, which a reader may write to without changing the store. Pin it first.
+  Status locate(uint64_t version, uint32_t extent, std::span<std::byte>* bytes);
 
  private:
   Store() = default;
@@ -96,6 +102,10 @@ class Store {
   Status scan();
   Status read_manifest(Version* version) const;
   Status settle_slots();
+  Status repair();
+  Status keep_lost(Status status);
+  bool has_pin_on(const Version& version) const;
+  void forget_private(const Version& version);
   bool read_slot(uint32_t index, Slot* slot) const;
   void sort_versions();
   uint64_t newest() const;  // the highest number in a slot; 0 where there is none
@@ -108,14 +118,16 @@ class Store {
                bool place_manifest);
   Allocator allocator_of(const std::vector<Version>& kept) const;
 
-  std::unique_ptr<Media> media_;
+  std::shared_ptr<Media> media_;
   std::unique_ptr<Catalog> catalog_;
   StoreLock lock_;
   Header header_ = {};
   bool read_only_ = false;
   mutable std::mutex mutex_;       // guards all below
   std::vector<Version> versions_;  // newest first
-  Status failed_;                  // the first drain that failed
+  Status failed_;                  // kLost, once the media or a drain has said so
+  bool unsettled_ = false;         // a change of the slots has failed, or is under way
+  std::vector<Version> lent_;      // located by a reader: its private pages there are of these
   std::optional<uint32_t> begun_;  // the slot of the last attempt, until it is committed
 };
 

@@ -18,9 +18,10 @@ constexpr uint64_t kSmallStore = 64 * 1024;
 Status sync_folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+  const int fd = uninterrupted([&] { return ::open(folder.c_str(), kFlags); });
   if (fd < 0) return from_errno("cannot open " + folder);
-  const int result = fsync(fd);
+  const int result = uninterrupted([&] { return fsync(fd); });
   Status status = result == 0 ? Status() : from_errno("fsync of " + folder);
   close(fd);
   return status;
@@ -94,27 +95,29 @@ Status Store::open(const std::string& path, const StoreOptions& options,
   if (!exists && (!options.create || options.read_only)) {
     return {Code::kNotFound, "there is no store at " + path};
   }
+  std::unique_ptr<Media> media;
   if (options.read_only) {
     // Before the lock file is made: looking at a foreign file must leave nothing beside it.
-    RETURN_IF_ERROR(FileMedia::open(path, options.media, true, &opened->media_));
-    if (Status status = decode_header(*opened->media_, &opened->header_); !status.ok()) {
+    RETURN_IF_ERROR(FileMedia::open(path, options.media, true, &media));
+    if (Status status = decode_header(*media, &opened->header_); !status.ok()) {
       return {status.code(), path + ": " + status.message()};
     }
   }
   RETURN_IF_ERROR(opened->lock_.acquire(path, !options.read_only));
-  if (opened->media_ != nullptr) {
+  if (media != nullptr) {
     // A reader's, opened above.
   } else if (exists || stat(path.c_str(), &file) == 0) {
-    RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &opened->media_));
-    if (options.create && S_ISCHR(file.st_mode) && is_blank(*opened->media_, options.slots)) {
+    RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &media));
+    if (options.create && S_ISCHR(file.st_mode) && is_blank(*media, options.slots)) {
       if (catalog_of(options) != CatalogKind::kLines) {
         return {Code::kInvalid, path + " is a device: there is no place for a catalog beside it"};
       }
-      RETURN_IF_ERROR(format(opened->media_.get(), options));
+      RETURN_IF_ERROR(format(media.get(), options));
     }
   } else {
-    RETURN_IF_ERROR(create(path, options, &opened->media_));
+    RETURN_IF_ERROR(create(path, options, &media));
   }
+  opened->media_ = std::move(media);
   if (Status status = opened->start(path, options); !status.ok()) {
     return {status.code(), path + ": " + status.message()};
   }

@@ -9,31 +9,21 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from . import errors
 from ._ffi import ffi, lib
-from .errors import (
-    AccessError,
-    BusyError,
-    CheckpointError,
-    CorruptError,
-    FormatError,
-    MediaError,
-    MediaLostError,
-    NoSpaceError,
-    NotFoundError,
-    WaitTimeoutError,
-)
+from .buffers import Lease
 
 _ERROR_TYPES: dict[int, type[Exception]] = {
     lib.LCKPT_E_INVALID: ValueError,
-    lib.LCKPT_E_IO: MediaError,
-    lib.LCKPT_E_NOT_FOUND: NotFoundError,
-    lib.LCKPT_E_NO_SPACE: NoSpaceError,
-    lib.LCKPT_E_BUSY: BusyError,
-    lib.LCKPT_E_FORMAT: FormatError,
-    lib.LCKPT_E_TIMEOUT: WaitTimeoutError,
-    lib.LCKPT_E_CHANGED: CorruptError,
-    lib.LCKPT_E_ACCESS: AccessError,
-    lib.LCKPT_E_LOST: MediaLostError,
+    lib.LCKPT_E_IO: errors.MediaError,
+    lib.LCKPT_E_NOT_FOUND: errors.NotFoundError,
+    lib.LCKPT_E_NO_SPACE: errors.NoSpaceError,
+    lib.LCKPT_E_BUSY: errors.BusyError,
+    lib.LCKPT_E_FORMAT: errors.FormatError,
+    lib.LCKPT_E_TIMEOUT: errors.WaitTimeoutError,
+    lib.LCKPT_E_CHANGED: errors.CorruptError,
+    lib.LCKPT_E_ACCESS: errors.AccessError,
+    lib.LCKPT_E_LOST: errors.MediaLostError,
 }
 
 
@@ -144,7 +134,7 @@ class Device(NamedTuple):
 def _check(code: int) -> None:
     if code != lib.LCKPT_OK:
         message = ffi.string(lib.lckpt_errmsg()).decode(errors="replace")
-        raise _ERROR_TYPES.get(code, CheckpointError)(message)
+        raise _ERROR_TYPES.get(code, errors.CheckpointError)(message)
 
 
 def make_spans(pairs: Sequence[tuple[int, int]]) -> Any:
@@ -170,6 +160,11 @@ def calibrate(size_bytes: int, workers: int = 0) -> int:
 
 class Store:
     """An open store and its workers; closed on exit from its ``with`` block.
+
+    The buffers that it gives away (:meth:`view`, :meth:`locate`) end with it: touching one raises
+    ``ValueError`` once the store is closed, or has lost its last name. What was made from one, an
+    array or a part of it, stays mapped for as long as it is there; but nothing pins the version any
+    more, so another one may come to lie in that memory.
 
     Args:
         path: the store's file, or a device DAX node.
@@ -207,6 +202,7 @@ class Store:
         options.media, options.workers = int(media), workers
         options.slots, options.bytes, options.catalog = slots, size_bytes, int(catalog)
         self._staging_bytes = staging_bytes
+        self._lease: Lease | None = None
         self._handle = ffi.new("lckpt_store **")
         _check(lib.lckpt_open(os.fsencode(path), options, self._handle))
 
@@ -249,18 +245,28 @@ class Store:
         manifest_bytes, host_bytes = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         _check(lib.lckpt_view(self._handle[0], version, manifest, manifest_bytes, host, host_bytes))
         return (
-            memoryview(ffi.buffer(manifest[0], manifest_bytes[0])),
-            memoryview(ffi.buffer(host[0], host_bytes[0])),
+            self._lend(manifest[0], manifest_bytes[0], read_only=True),
+            self._lend(host[0], host_bytes[0], read_only=True),
         )
 
-    def locate(self, version: int, extent: int) -> Any:
-        """Return extent *extent* of *version* as a cffi buffer over the mapping; pin it first.
+    def locate(self, version: int, extent: int) -> memoryview:
+        """Return extent *extent* of *version* as a buffer over the mapping; pin it first.
 
         On a read-only store the mapping is private: writing to it changes this process's copy only.
         """
         memory, size = ffi.new("void **"), ffi.new("uint64_t *")
         _check(lib.lckpt_locate(self._handle[0], version, extent, memory, size))
-        return ffi.buffer(memory[0], size[0])
+        return self._lend(memory[0], size[0], read_only=False)
+
+    def _lend(self, memory: Any, size: int, *, read_only: bool) -> memoryview:
+        if self._lease is None:
+            raw = ffi.new("lckpt_lease **")
+            _check(lib.lckpt_hold(self._handle[0], raw))
+            self._lease = Lease(ffi.gc(raw, lib.lckpt_let_go))
+        lease = self._lease
+        # Whoever holds the pointer holds the function, and so the lease.
+        buffer = ffi.buffer(ffi.gc(memory, lambda _: lease), size)
+        return lease.lend(buffer, read_only=read_only)
 
     def pin(self, version: int, *, pinned: bool = True) -> None:
         """Keep *version* from being retired while this process lives, or stop doing so."""
@@ -350,7 +356,7 @@ class Store:
         """Return the report of *batch* if it is done, else None; never waits."""
         try:
             return self.wait(batch, 0)
-        except WaitTimeoutError:
+        except errors.WaitTimeoutError:
             return None
 
     def commit(self, host: bytes) -> int:
@@ -369,12 +375,15 @@ class Store:
 
     def close(self) -> None:
         """Stop the workers and release the store; an attempt in flight is dropped."""
+        if self._lease is not None:
+            self._lease.end()
+            self._lease = None
         _check(lib.lckpt_close(self._handle))
 
     def __del__(self) -> None:
         # Whoever forgot to close must not leave threads and a lock behind.
         if hasattr(self, "_handle") and lib is not None:
-            lib.lckpt_close(self._handle)
+            self.close()
 
     def __enter__(self) -> "Store":
         return self

@@ -19,6 +19,7 @@ Threads: guards may fire from any thread; the caller holds the checkpointer's lo
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -98,9 +99,15 @@ class Flight:
         )  # fmt: skip
         try:
             begin()
-        except ValueError:  # an interrupt came between an attempt's begin and its flight
-            self._store.drop()
-            begin()
+        except ValueError:
+            # Perhaps an interrupt came between an attempt's begin and its flight. Where there is
+            # none to drop, or it has just become a version, that is not what was wrong.
+            with suppress(ValueError):
+                self._store.drop()
+            try:
+                begin()
+            except ValueError as error:
+                raise CheckpointError(f"step {self.step} cannot be begun: {error}") from error
         self._host = host
         try:
             first = {

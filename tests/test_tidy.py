@@ -44,6 +44,7 @@ BANNED_CALLS = {
 
 TORCH_FREE = {
     "errors",
+    "buffers",
     "_core",
     "manifest",
     "hoststate",

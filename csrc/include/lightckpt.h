@@ -62,6 +62,7 @@
 #define LCKPT_DEVICE 2 /* copied aside on the GPU, and from there as direct or, if not, as host */
 
 typedef struct lckpt_store lckpt_store;
+typedef struct lckpt_lease lckpt_lease; /* on the memory of a store */
 
 typedef struct {
   uint32_t flags;   /* LCKPT_READ_ONLY, LCKPT_CREATE */
@@ -147,13 +148,20 @@ int lckpt_stat(lckpt_store* store, lckpt_info* info);
 /* The versions that can be loaded now, newest first; at most capacity of them. */
 int lckpt_versions(lckpt_store* store, lckpt_version* versions, uint32_t capacity, uint32_t* count);
 /* The bytes of a version's manifest (the opaque part) and host state, where they lie on the media:
-   valid until the version is retired (pin it). Both were checked against their checksums. */
+   valid until the version is retired (pin it). Both were checked against their checksums. Not to be
+   written to. */
 int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
                uint64_t* manifest_bytes, const void** host, uint64_t* host_bytes);
-/* Where an extent of a version lies in this process's mapping, and its size. On a store opened with
-   LCKPT_READ_ONLY the mapping is private: writing there changes the writer's copy only. */
+/* Where an extent of a version lies in this process's memory, and its size. On a store opened with
+   LCKPT_READ_ONLY, of a file, that is a private mapping of its own: what is written there is seen
+   there only, and not by batches, until the version is retired or pinned for the first time again.
+   Pin it first. */
 int lckpt_locate(lckpt_store* store, uint64_t version, uint32_t extent, void** memory,
                  uint64_t* bytes);
+/* Keeps the store's memory mapped, after lckpt_close too, until the lease is let go. Neither the
+   store stays open for it, nor a version. In a forked child letting go does nothing. */
+int lckpt_hold(lckpt_store* store, lckpt_lease** lease);
+int lckpt_let_go(lckpt_lease** lease);
 /* Keeps a version from being retired, across processes for as long as this process lives. */
 int lckpt_pin(lckpt_store* store, uint64_t version, int pinned);
 /* Makes an older version the latest, in a new generation; the newer ones are retired. Not while an

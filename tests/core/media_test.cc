@@ -211,10 +211,33 @@ TEST(Drain, a_failed_one_is_final) {
   };
   media.flush(0, 64);
   media.flush(8192, 64);
-  EXPECT_TRUE(fails(media.drain(), Code::kIo, "the disk is gone"));
-  EXPECT_TRUE(fails(media.drain(), Code::kIo, "the disk is gone")) << "the range is still unknown";
+  EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"));
+  EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"))
+      << "the range is still unknown";
   media.flush(4096, 64);
-  EXPECT_TRUE(fails(media.drain(), Code::kIo, "the disk is gone"));
+  EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"));
+  EXPECT_FALSE(media.shaken());
+  EXPECT_TRUE(fails(media.recover(), Code::kLost, "the disk is gone"));
+  EXPECT_TRUE(fails(media.drain(), Code::kLost, "the disk is gone"));
+}
+
+TEST(Drain, one_that_failed_for_want_of_space_is_final_until_it_is_recovered_from) {
+  TestMedia media(kBytes, kBytes, Granularity::kPage);
+  std::vector<uint64_t> synced;
+  media.on_sync = [&](uint64_t offset, uint64_t) {
+    synced.push_back(offset);
+    return synced.size() == 2 ? Status(Code::kNoSpace, "the disk is full") : Status();
+  };
+  for (uint64_t offset : {0, 8192, 32768}) media.flush(offset, 64);
+  EXPECT_TRUE(fails(media.drain(), Code::kNoSpace, "the disk is full"));
+  EXPECT_TRUE(media.shaken());
+  media.flush(4096, 64);
+  EXPECT_TRUE(fails(media.drain(), Code::kNoSpace, "the disk is full")) << "though there is room";
+  ASSERT_TRUE(is_ok(media.recover()));
+  EXPECT_FALSE(media.shaken());
+  synced = {1, 1};  // so that none fails
+  ASSERT_TRUE(is_ok(media.drain()));
+  EXPECT_EQ(synced, (std::vector<uint64_t>{1, 1, 0, 4096, 8192, 32768})) << "none was forgotten";
 }
 
 // The failure of one thread's drain must reach the thread whose drain waited for it.
@@ -237,8 +260,8 @@ TEST(Drain, one_that_waited_for_a_failed_one_fails_too) {
   std::thread other([&] { second = media.drain(); });
   one.join();
   other.join();
-  EXPECT_TRUE(fails(first, Code::kIo));
-  EXPECT_TRUE(fails(second, Code::kIo));
+  EXPECT_TRUE(fails(first, Code::kLost));
+  EXPECT_TRUE(fails(second, Code::kLost));
 }
 
 TEST(HeapMedia, grows_in_place_up_to_its_capacity) {

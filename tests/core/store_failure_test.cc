@@ -27,12 +27,12 @@ struct FailingStore {
   // Counts what a save of `sizes` asks the media for, and fails the one with this index.
   void fail_sync(uint64_t index) {
     media->on_sync = [this, index](uint64_t, uint64_t) {
-      return syncs++ == index ? Status(Code::kIo, "the disk is gone") : Status();
+      return syncs++ == index ? Status(Code::kLost, "the disk is gone") : Status();
     };
   }
   void fail_check(uint64_t index) {
     media->on_check = [this, index] {
-      return checks++ == index ? Status(Code::kIo, "the file was cut") : Status();
+      return checks++ == index ? Status(Code::kLost, "the file was cut") : Status();
     };
   }
 
@@ -46,9 +46,9 @@ struct FailingStore {
 // All that could make or retire a version is refused with the first failure.
 void expect_final(Store* store, const std::string& why) {
   Attempt attempt;
-  EXPECT_TRUE(fails(begin(store, State::of(90, kSizes), 1, &attempt), Code::kIo, why));
-  EXPECT_TRUE(fails(store->commit(attempt, {}, {}), Code::kIo, why));
-  EXPECT_TRUE(fails(store->rebase(store->versions().back().slot.version), Code::kIo, why));
+  EXPECT_TRUE(fails(begin(store, State::of(90, kSizes), 1, &attempt), Code::kLost, why));
+  EXPECT_TRUE(fails(store->commit(attempt, {}, {}), Code::kLost, why));
+  EXPECT_TRUE(fails(store->rebase(store->versions().back().slot.version), Code::kLost, why));
 }
 
 TEST(FailedDrain, any_of_a_save_is_final_and_the_versions_before_it_stand) {
@@ -61,7 +61,7 @@ TEST(FailedDrain, any_of_a_save_is_final_and_the_versions_before_it_stand) {
       FailingStore failing(2);
       failing.fail_sync(index);
       const Status status = save(failing.store.get(), State::of(50, sizes), 2);
-      EXPECT_TRUE(fails(status, Code::kIo, "the disk is gone")) << "sync " << index;
+      EXPECT_TRUE(fails(status, Code::kLost, "the disk is gone")) << "sync " << index;
       EXPECT_EQ(failing.syncs, index + 1) << "nothing is drained after it";
       expect_final(failing.store.get(), "the disk is gone");
       EXPECT_EQ(failing.syncs, index + 1);
@@ -83,7 +83,7 @@ TEST(FailedDrain, any_of_a_rebase_is_final) {
   for (uint64_t index = 0; index < counting.syncs; ++index) {
     FailingStore failing(2);
     failing.fail_sync(index);
-    EXPECT_TRUE(fails(failing.store->rebase(2), Code::kIo, "the disk is gone"));
+    EXPECT_TRUE(fails(failing.store->rebase(2), Code::kLost, "the disk is gone"));
     expect_final(failing.store.get(), "the disk is gone");
     const auto again = reopened(failing.store.get());
     Version found;
@@ -94,9 +94,9 @@ TEST(FailedDrain, any_of_a_rebase_is_final) {
 
 TEST(FailedDrain, one_while_formatting_makes_no_store) {
   auto media = std::make_unique<TestMedia>(kBytes, kBytes, Granularity::kPage);
-  media->on_sync = [](uint64_t, uint64_t) { return Status(Code::kIo, "the disk is gone"); };
+  media->on_sync = [](uint64_t, uint64_t) { return Status(Code::kLost, "the disk is gone"); };
   std::unique_ptr<Store> store;
-  EXPECT_TRUE(fails(Store::open(std::move(media), {}, true, &store), Code::kIo));
+  EXPECT_TRUE(fails(Store::open(std::move(media), {}, true, &store), Code::kLost));
   EXPECT_EQ(store, nullptr);
 }
 
@@ -109,10 +109,39 @@ TEST(LostPages, any_check_of_a_commit_that_fails_is_final) {
     FailingStore failing;
     failing.fail_check(index);
     const Status status = save(failing.store.get(), State::of(50, kSizes), 1);
-    EXPECT_TRUE(fails(status, Code::kIo, "the file was cut")) << "check " << index;
+    EXPECT_TRUE(fails(status, Code::kLost, "the file was cut")) << "check " << index;
     expect_final(failing.store.get(), "the file was cut");
     EXPECT_TRUE(
         holds(failing.store.get(), failing.store->versions().front(), State::of(2, kSizes)));
+  }
+}
+
+// Not the media: this call failed. A slot may have been written before it was known.
+TEST(FailedCall, any_check_of_a_save_that_fails_costs_that_version_only) {
+  FailingStore counting(2);
+  counting.fail_check(UINT64_MAX);
+  ASSERT_TRUE(is_ok(save(counting.store.get(), State::of(50, kSizes), 2)));
+  for (uint64_t index = 0; index < counting.checks; ++index) {
+    FailingStore failing(2);
+    Store* const store = failing.store.get();
+    failing.media->on_check = [&] {
+      return failing.checks++ == index ? Status(Code::kIo, "no answer") : Status();
+    };
+    const auto expect_sound = [&] {
+      const auto again = reopened(store);
+      EXPECT_EQ(list_of(again->versions()), list_of(store->versions()));
+      for (const Version& version : again->versions()) {
+        EXPECT_TRUE(holds(again.get(), version, State::of(version.slot.step, kSizes)))
+            << "check " << index;
+      }
+    };
+    EXPECT_TRUE(fails(save(store, State::of(50, kSizes), 2), Code::kIo, "no answer"));
+    ASSERT_TRUE(is_ok(store->rebase(2)));
+    expect_sound();
+    for (uint64_t step = 60; step < 64; ++step) {
+      ASSERT_TRUE(is_ok(save(store, State::of(step, kSizes), 2)));
+      expect_sound();
+    }
   }
 }
 
@@ -129,17 +158,17 @@ TEST(LostPages, those_lost_by_the_end_of_the_drain_are_found_before_the_slot_is_
     return Status();
   };
   failing.media->on_check = [&] {
-    return drained ? Status(Code::kIo, "the file was cut") : Status();
+    return drained ? Status(Code::kLost, "the file was cut") : Status();
   };
-  EXPECT_TRUE(fails(failing.store->commit(attempt, table, state.host), Code::kIo, "was cut"));
+  EXPECT_TRUE(fails(failing.store->commit(attempt, table, state.host), Code::kLost, "was cut"));
   EXPECT_EQ(list_of(reopened(failing.store.get())->versions()), "2.0");
 }
 
 TEST(LostPages, a_media_that_lost_some_is_not_opened) {
   auto media = std::make_unique<TestMedia>(kBytes);
-  media->on_check = [] { return Status(Code::kIo, "the file was cut"); };
+  media->on_check = [] { return Status(Code::kLost, "the file was cut"); };
   std::unique_ptr<Store> store;
-  EXPECT_TRUE(fails(Store::open(std::move(media), {}, true, &store), Code::kIo, "the file was"));
+  EXPECT_TRUE(fails(Store::open(std::move(media), {}, true, &store), Code::kLost, "the file was"));
 }
 
 struct Damaged : testing::Test {

@@ -254,8 +254,8 @@ TEST_P(OnFile, a_file_cut_or_removed_while_open_is_never_committed_to) {
       ASSERT_EQ(truncate(path.c_str(), heap_offset(16)), 0);
     }
     const auto table = write_extents(store.get(), attempt, state);
-    EXPECT_TRUE(fails(store->commit(attempt, table, state.host), Code::kIo));
-    EXPECT_TRUE(fails(begin(store.get(), state, 1, &attempt), Code::kIo)) << "for good";
+    EXPECT_TRUE(fails(store->commit(attempt, table, state.host), Code::kLost));
+    EXPECT_TRUE(fails(begin(store.get(), state, 1, &attempt), Code::kLost)) << "for good";
     if (!remove) std::filesystem::remove(path);
   }
 }

@@ -32,6 +32,7 @@ class AtomicCatalog final : public Catalog {
   Status publish(uint32_t index, const Slot& slot) override;
   Status retire(const std::vector<uint32_t>& indexes, uint64_t in_use) override;
   Status settle() override;
+  Status rewrite(const std::vector<Slot>&) override { return {}; }
   Status manifest(const Slot& slot, Bytes* bytes) const override;
   bool keeps_manifests() const override { return true; }
   Status put(Bytes manifest, Slot* slot) override;
