@@ -2,6 +2,7 @@
 #include "batch_queue.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace lightckpt {
@@ -14,6 +15,15 @@ constexpr uint64_t kHelperBytes = 64 << 10;
 // How long the worker that asks the devices waits before it asks again.
 constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{500};
+
+// The end of an engine says it too, where no exception may come out.
+Status given_up() {
+  try {
+    return {Code::kInvalid, "the version was given up"};
+  } catch (const std::exception&) {
+    return {Code::kInvalid, "given up"};
+  }
+}
 
 }  // namespace
 
@@ -262,7 +272,7 @@ Batch* BatchQueue::give_up(bool writes_only) {
     Batch* const batch = queue_[i].get();
     if (batch->op == Op::kCommit || (writes_only && batch->op != Op::kWrite)) continue;
     if (batch->on_device || batch->remaining_ == 0 || !batch->status_.ok()) continue;
-    batch->status_ = {Code::kInvalid, "the version was given up"};
+    batch->status_ = given_up();
     batch->remaining_ -= batch->chunks.size() - batch->next_;
     batch->next_ = batch->chunks.size();
     if (batch->remaining_ == 0) return batch;

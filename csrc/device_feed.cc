@@ -122,10 +122,15 @@ bool DeviceFeed::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_n
 }
 
 void DeviceFeed::cancel(bool writes_only) {
+  Status why(Code::kInvalid, "given up");
+  try {
+    why = {Code::kInvalid, "the version was given up"};
+  } catch (const std::exception&) {  // the end of an engine may find no memory for that
+  }
   MutexLock lock(mutex_);
   for (const Entry& entry : under_way_) {
     if (writes_only && !entry.write) continue;
-    entry.gpu->mover().cancel(entry.moved.move, {Code::kInvalid, "the version was given up"});
+    entry.gpu->mover().cancel(entry.moved.move, why);
   }
 }
 

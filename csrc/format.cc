@@ -17,12 +17,6 @@ uint32_t crc_of_line(const Line& line) {
   return crc32c(0, &line, offsetof(Line, crc));
 }
 
-template <typename Plain>
-void append(std::vector<std::byte>* bytes, const Plain& value) {
-  const auto* begin = reinterpret_cast<const std::byte*>(&value);
-  bytes->insert(bytes->end(), begin, begin + sizeof(value));
-}
-
 // True if [offset, offset + bytes) lies in the media, without overflow.
 bool within(const Media& media, uint64_t offset, uint64_t bytes) {
   return offset <= media.size() && bytes <= media.size() - offset;
@@ -73,12 +67,15 @@ Slot encode_slot(Slot slot) {
 }
 
 std::vector<std::byte> encode_manifest(uint64_t store_id, const Layout& layout, Bytes blob) {
-  std::vector<std::byte> bytes;
-  bytes.reserve(sizeof(ManifestHead) + layout.extent_bytes.size() * 8 + blob.size());
-  append(&bytes, ManifestHead{kManifestMagic, static_cast<uint32_t>(layout.extent_bytes.size()),
-                              store_id, layout.record_capacity, layout.area_bytes, blob.size()});
-  for (uint64_t extent : layout.extent_bytes) append(&bytes, extent);
-  bytes.insert(bytes.end(), blob.begin(), blob.end());
+  const ManifestHead head = {kManifestMagic,    static_cast<uint32_t>(layout.extent_bytes.size()),
+                             store_id,          layout.record_capacity,
+                             layout.area_bytes, blob.size()};
+  const uint64_t table_bytes = layout.extent_bytes.size() * sizeof(uint64_t);
+  std::vector<std::byte> bytes(sizeof(head) + table_bytes + blob.size());
+  std::byte* const table = bytes.data() + sizeof(head);
+  std::memcpy(bytes.data(), &head, sizeof(head));
+  if (table_bytes > 0) std::memcpy(table, layout.extent_bytes.data(), table_bytes);
+  std::ranges::copy(blob, table + table_bytes);
   return bytes;
 }
 

@@ -27,25 +27,21 @@ Status Mover::make(CudaDevice* device, uint64_t ring_bytes, uint64_t piece_bytes
   made->ring_slots_ = static_cast<uint32_t>(ring_bytes / piece_bytes);
   {
     MutexLock lock(made->mutex_);
-    made->reserve();
+    // For as much as there can be.
+    const size_t slots_max = made->ring_slots_ + kPlacesMax;
+    made->slots_.reserve(slots_max);
+    made->free_ring_.reserve(made->ring_slots_);
+    made->free_places_.reserve(kPlacesMax);
+    made->with_device_.reserve(slots_max);
+    made->arrived_.reserve(slots_max);
+    made->spare_.reserve(kMovesMax);
+    made->parts_.reserve(kPartsMax);
+    made->untold_.reserve(kReports);
     made->slots_.resize(made->ring_slots_);
     for (uint32_t slot = made->ring_slots_; slot-- > 0;) made->free_ring_.push_back(slot);
   }
   *mover = std::move(made);
   return {};
-}
-
-// For as much as there can be.
-void Mover::reserve() {
-  const size_t slots_max = ring_slots_ + kPlacesMax;
-  slots_.reserve(slots_max);
-  free_ring_.reserve(ring_slots_);
-  free_places_.reserve(kPlacesMax);
-  with_device_.reserve(slots_max);
-  arrived_.reserve(slots_max);
-  spare_.reserve(kMovesMax);
-  parts_.reserve(kPartsMax);
-  untold_.reserve(kReports);
 }
 
 Status Mover::submit(Way way, uint32_t lane, std::span<const DeviceSpan> spans,

@@ -134,7 +134,6 @@ class Mover {
   };
 
   explicit Mover(CudaDevice* device) : device_(device), finished_(kReports) {}
-  void reserve() REQUIRES(mutex_);
   Move* find(uint64_t number) REQUIRES(mutex_);
   Status report_of(uint64_t number) const REQUIRES(mutex_);
   bool take_slot(bool in_place, uint32_t* slot) REQUIRES(mutex_);

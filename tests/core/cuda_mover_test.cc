@@ -250,7 +250,7 @@ TEST_F(CudaMover, batches_and_reports_are_bounded) {
   }
   uint64_t more = 0;
   EXPECT_TRUE(
-      fails(submit(mover.get(), on, Way::kOut, torch, spans, &more), Code::kBusy, "2048 batches"));
+      fails(submit(mover.get(), on, Way::kOut, torch, spans, &more), Code::kBusy, "2048 moves"));
   fake_cuda_open(gate);
   Buffer media(1);
   {

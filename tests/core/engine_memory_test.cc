@@ -29,12 +29,13 @@ void* allocated(size_t bytes) {
 
 }  // namespace
 
-void* operator new(size_t bytes) { return allocated(bytes); }
-void* operator new[](size_t bytes) { return allocated(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+// Not inlined: a compiler that sees the half of a pair warns of the other.
+[[gnu::noinline]] void* operator new(size_t bytes) { return allocated(bytes); }
+[[gnu::noinline]] void* operator new[](size_t bytes) { return allocated(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace lightckpt {
 namespace {
