@@ -198,7 +198,11 @@ void FileMedia::forget_private(uint64_t offset, uint64_t bytes) {
   if (private_.base() != nullptr) private_.drop(offset, bytes);
 }
 
-bool FileMedia::shaken() const { return Media::shaken() || mapping_.guard().trips() > 0; }
+// Asked before an attempt begins, which looks at what it was shown before: armed for that.
+bool FileMedia::shaken() const {
+  SigbusGuard::arm();
+  return Media::shaken() || mapping_.guard().trips() > 0;
+}
 
 Status FileMedia::check() const {
   SigbusGuard::arm();

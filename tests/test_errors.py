@@ -160,6 +160,39 @@ def test_a_busy_boundary_gives_up_what_is_not_copied_yet_if_that_is_wanted(path,
     )
 
 
+def test_a_begin_that_is_refused_is_said_and_training_goes_on(path, monkeypatch):
+    """Not taken for an attempt that an interrupt has left open, whose drop would then be refused."""
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
+        with monkeypatch.context() as refusing:
+
+            def begin(self, **arguments):
+                raise ValueError(f"keep is {arguments['keep']}; the store can keep fewer")
+
+            refusing.setattr(lightckpt._core.Store, "begin", begin)
+            update(model, optimizer, 0)
+            with pytest.warns(CheckpointWarning, match="step 1 cannot be begun: keep is"):
+                assert "can keep fewer" in checkpointer.mark().skipped
+            with pytest.raises(lightckpt.CheckpointError, match="can keep fewer") as kept:
+                checkpointer.wait()
+            assert type(kept.value.__cause__) is ValueError
+        update(model, optimizer, 1)
+        checkpointer.mark()
+        assert checkpointer.wait() == 2
+
+
+def test_an_attempt_that_an_interrupt_left_open_gives_way_to_the_next(path):
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
+        store = checkpointer._driver.store
+        store.begin(
+            step=9, keep=1, extents=lightckpt._core.make_sizes([8]), blob=b"{}", host_bytes=0
+        )
+        update(model, optimizer, 0)
+        checkpointer.mark()
+        assert checkpointer.wait() == 1
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [

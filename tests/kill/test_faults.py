@@ -195,7 +195,7 @@ def test_a_store_that_is_cut_or_removed_ends_training_with_an_error(request, pla
         change(series.path)
         process.go()
         kind, error, message = process.end()
-    assert (kind, error) == ("error", "MediaError")
+    assert (kind, error) == ("error", "MediaLostError")
     assert ("removed" if change is remove else "cut") in message
     assert str(series.path) in message
     assert ".tmp" not in message, "that is its name while it is being made"
@@ -231,7 +231,7 @@ def test_a_store_that_is_cut_or_removed_at_any_moment_kills_nobody(trainers, fol
             process.hear(chance.randint(2, 60))
             change(series.path)
             kind, error, message = process.end()
-        assert (kind, error) == ("error", "MediaError"), message
+        assert (kind, error) == ("error", "MediaLostError"), message
         whole_or_error(series)
 
 
@@ -277,7 +277,9 @@ def test_a_call_that_fails_is_final_and_costs_no_acknowledged_step(
     with Process(series, environment, steps=30) as process:
         process.go()
         kind, error, message = process.end()
-    assert (kind, error) == ("error", "MediaError")
+    # While the store is made nothing can be lost: that call failed, and another may succeed.
+    made = call == "msync" or succeed >= 2
+    assert (kind, error) in [("error", "MediaLostError")] + [("error", "MediaError")] * (not made)
     assert call in message
     assert "Input/output error" in message
     assert not Path(f"{series.path}.tmp").exists()
