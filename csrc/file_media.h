@@ -33,6 +33,7 @@ class FileMedia final : public Media {
   bool follow() override;
   Status check() const override;
   void populate(uint64_t offset, uint64_t bytes) override;
+  int descriptor() const override { return fd_; }
   void set_path(const std::string& path) override { path_ = path; }
   std::optional<uint64_t> unsafe_shutdowns() const override { return unsafe_shutdowns_; }
 

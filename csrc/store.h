@@ -7,6 +7,7 @@
 //   3. A slot is durably retired before the first byte of what it reaches is overwritten.
 //   4. What is used is what valid slots reach; nothing else says so.
 //   5. A failed drain is final: no commit and no retiring after it.
+//   6. A writer goes on only while its store has its name, and its token stands in it (lock.h).
 //
 // Two ways to publish: commit (a new version) and rebase (an older version again, in a new
 // generation); each is one 64-byte line. The double-slot idea is LMDB's (mdb.c, meta pages); here
@@ -25,6 +26,7 @@
 #include "allocator.h"
 #include "catalog.h"
 #include "format.h"
+#include "holder.h"
 #include "lock.h"
 #include "media.h"
 
@@ -34,7 +36,7 @@ struct StoreOptions {
   bool read_only = false;
   bool create = false;
   MediaKind media = MediaKind::kAuto;
-  uint32_t slots = 16;
+  uint32_t slots = 64;  // readers may pin as many versions, but for the kept ones and two more
   uint64_t bytes = 0;
   // Where a new store has its slots, lines if it is not said; an older one must be as is said.
   std::optional<CatalogKind> catalog;
@@ -64,6 +66,8 @@ class Store {
   static Status open(std::unique_ptr<Media> media, const StoreOptions& options, bool format,
                      std::unique_ptr<Store>* store, std::unique_ptr<Catalog> catalog = nullptr);
 
+  ~Store();
+
   Media& media() { return *media_; }
   const Header& header() const { return header_; }
   bool read_only() const { return read_only_; }
@@ -88,8 +92,17 @@ class Store {
 
  private:
   Store() = default;
-  static Status create(const std::string& path, const StoreOptions& options,
-                       std::unique_ptr<Media>* media);
+  static uint64_t least_bytes(const StoreOptions& options);
+  static Status format(Media* media, const StoreOptions& options);
+  // These set media_ and take lock_. `made` is false where another process made it first.
+  Status create(const std::string& path, const StoreOptions& options, bool holds_name, bool* made);
+  Status open_path(const std::string& path, const StoreOptions& options);
+  Status open_file(const std::string& path, const StoreOptions& options);
+  Status format_device(const std::string& path, const StoreOptions& options);
+  Status busy(const std::string& path, MediaKind kind) const;
+  Status claim(const std::string& path);
+  bool holds_token() const;
+  Status check_hold();
   Status start(const std::string& path, const StoreOptions& options);
   Status open_catalog(const std::string& path, const StoreOptions& options);
   Status scan();
@@ -103,6 +116,7 @@ class Store {
   Status clear(uint32_t index, uint64_t manifest_in_use = 0);
   std::optional<uint32_t> free_slot() const;
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
+  Status too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const;
   Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
                bool place_manifest);
   Allocator allocator_of(const std::vector<Version>& kept) const;
@@ -111,10 +125,11 @@ class Store {
   std::unique_ptr<Catalog> catalog_;
   StoreLock lock_;
   Header header_ = {};
+  Token token_ = {};  // of a writer whose store has a path
   bool read_only_ = false;
   mutable std::mutex mutex_;       // guards all below
   std::vector<Version> versions_;  // newest first
-  Status failed_;                  // the first drain that failed
+  Status failed_;                  // the first drain that failed, or how the store was lost
   std::optional<uint32_t> begun_;  // the slot of the last attempt, until it is committed
 };
 
