@@ -1,6 +1,7 @@
 // What /proc says of this process, and of the one that a token names. See holder.h.
 #include "holder.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -107,6 +108,24 @@ std::string words_of(const Token& token, uint64_t inode) {
     default:
       return "another process, which has not said which it is";
   }
+}
+
+void sign_lock_file(int descriptor) {
+  struct stat file = {};
+  Token token;
+  if (fstat(descriptor, &file) != 0 || !make_token(file.st_ino, &token).ok()) return;
+  (void)!pwrite(descriptor, &token, sizeof(token), 0);
+}
+
+Holder holder_of_lock_file(const std::string& path, Token* token, uint64_t* inode) {
+  struct stat file = {};
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return Holder::kUnknown;
+  const bool whole = fstat(fd, &file) == 0 && S_ISREG(file.st_mode) &&
+                     pread(fd, token, sizeof(*token), 0) == ssize_t{sizeof(*token)};
+  close(fd);
+  *inode = file.st_ino;
+  return whole ? holder_of(*token, *inode) : Holder::kUnknown;
 }
 
 }  // namespace lightckpt

@@ -3,7 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+
+#include "holder.h"
 
 namespace lightckpt {
 namespace {
@@ -84,7 +87,11 @@ Status StoreLock::take_name(const std::string& path, bool* held) {
   }
   const int taken = name_.take_writers(&holder_pid_);
   *held = taken == F_WRLCK;
-  if (!*held) name_.release();
+  if (*held) {
+    sign_lock_file(name_.descriptor().get());
+  } else {
+    name_.release();
+  }
   return taken == F_UNLCK ? Status(Code::kBusy, "") : Status();
 }
 
@@ -114,6 +121,8 @@ void StoreLock::release() {
   for (auto& count : pins_) count = 0;
   sealed_ = 0;
   store_.release();
+  // While it is held still, or what is cut off may be the next holder's. In a child it is not open.
+  if (name_.is_open()) (void)!ftruncate(name_.descriptor().get(), 0);
   name_.release();
   path_.clear();
 }

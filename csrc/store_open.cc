@@ -67,19 +67,25 @@ uint64_t Store::least_bytes(const StoreOptions& options) {
   return heap_offset(options.slots) + kSmallStore;
 }
 
-// Who is in the way of a writer: as the kernel says where it does, else as it says in the store.
+// Who is in the way of a writer: as the kernel says where it does, else as that one says in the
+// store, or in the lock file of one that is not there yet or no more.
 Status Store::busy(const std::string& path, MediaKind kind) const {
-  std::string who = "process " + std::to_string(lock_.holder_pid());
-  if (lock_.holder_pid() == 0) {
-    Token token = {};
-    struct stat file = {};
-    std::unique_ptr<Media> media;
-    if (stat(path.c_str(), &file) == 0 && FileMedia::open(path, kind, true, &media).ok()) {
-      token = token_in(*media);
-    }
-    who = words_of(token, file.st_ino);
+  const std::string open_in = path + " is already open for writing in ";
+  if (const pid_t pid = lock_.holder_pid(); pid != 0) {
+    return {Code::kBusy, open_in + "process " + std::to_string(pid)};
   }
-  return {Code::kBusy, path + " is already open for writing in " + who};
+  Token token = {}, of_name = {};
+  struct stat file = {};
+  uint64_t inode = 0;
+  std::unique_ptr<Media> media;
+  if (stat(path.c_str(), &file) == 0 && FileMedia::open(path, kind, true, &media).ok()) {
+    token = token_in(*media);
+  }
+  if (holder_of(token, file.st_ino) != Holder::kLives &&
+      holder_of_lock_file(path + ".lock", &of_name, &inode) == Holder::kLives) {
+    return {Code::kBusy, open_in + words_of(of_name, inode)};
+  }
+  return {Code::kBusy, open_in + words_of(token, file.st_ino)};
 }
 
 // Says in the store that this handle writes it. Where a reader is in the way of the lock, whoever

@@ -89,15 +89,17 @@ def test_a_trainer_whose_store_loses_its_name_ends_with_one_error(run, how):
         elif how == "removed":
             run.path.unlink()
         else:
-            run.path.unlink()
-            go_on(Series(run.path))
+            go_on(Series(run.path.with_name("other")))
+            os.replace(run.path.with_name("other"), run.path)
         assert refused(aside, trainer), "under its other name it is held as long as it is open"
         trainer.go()
         kind, error, message = trainer.end()
     assert (kind, error) == ("error", "MediaLostError")
     assert f"{run.path} was renamed, removed or replaced while it was open" in message
     if how == "replaced":
-        go_on(newest := Series(run.path))
+        newest = Series(run.path)
+        newest.acknowledged = 2
+        go_on(newest)
         assert newest.acknowledged == 4, "the other trainer's two, and two more"
     run.path = aside
     run.trying = None
@@ -119,6 +121,17 @@ def test_a_trainer_is_held_by_all_names_and_without_its_lock_file(run):
         trainer.kill()
     run.check()
     assert run.acknowledged == 3
+
+
+def test_where_a_store_was_removed_its_trainer_is_named_until_it_has_noticed(run):
+    with Process(run, talk=True) as trainer:
+        trainer.to("told", times=2)
+        run.path.unlink()
+        assert refused(run.path, trainer)
+        trainer.go()
+        assert trainer.end()[1] == "MediaLostError"
+    run.acknowledged, run.trying = 0, None
+    go_on(run)
 
 
 @contextlib.contextmanager
