@@ -1,11 +1,12 @@
-// Forks: what of this library a forked child keeps, and that none of it is held by a thread that the
-// child does not have.
+// Forks: what of this library a forked child keeps, and that none of it is held by a thread that
+// the child does not have.
 //
 // A child has one thread, and a copy of every global as it stood. So each global has a fork story:
 //
 //   1. What other threads change is an atomic that is whole at every instant, or is changed under
 //      ForkLock, which the fork itself waits for and takes: in the child nobody holds it.
-//   2. No function-local static has an initialiser that runs code, and there is no call_once: a thread that the
+//   2. No function-local static has an initialiser that runs code, and there is no call_once: a
+//   thread that the
 //      child lacks may be inside one. Libraries are loaded by load_once instead.
 //   3. A descriptor that stands for something held (an open-file-description lock, which ends when
 //      the last descriptor of it is closed) is a Descriptor, and the child closes it at once: a

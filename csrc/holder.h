@@ -27,10 +27,10 @@ inline constexpr uint64_t kTokenOffset = 64;  // from the start of the store
 struct Token {
   uint64_t nonce;  // random, never 0
   uint64_t pid;
-  uint64_t start_ticks;           // when that process started: field 22 of /proc/PID/stat
-  std::array<uint8_t, 16> boot;   // the kernel's boot_id; zeros where it is not known
-  uint64_t pid_namespace;         // its inode; 0 where it is not known
-  uint64_t inode;                 // of the file that it stands in: a copy of that is held by nobody
+  uint64_t start_ticks;          // when that process started: field 22 of /proc/PID/stat
+  std::array<uint8_t, 16> boot;  // the kernel's boot_id; zeros where it is not known
+  uint64_t pid_namespace;        // its inode; 0 where it is not known
+  uint64_t inode;                // of the file that it stands in: a copy of that is held by nobody
   uint32_t zero;
   uint32_t crc;
 };

@@ -17,8 +17,8 @@
 //
 // The lock file, PATH.lock, is a second lock: byte 0 is the writer's and byte 1 + i a reader's pin,
 // as earlier releases have them, which look nowhere else. It also keeps two processes from making
-// one store at once. Where it cannot be had (no right, a foreign user's, a link, a read-only folder)
-// the store's own lock decides alone. Readers neither make nor open it.
+// one store at once. Where it cannot be had (no right, a foreign user's, a link, a read-only
+// folder) the store's own lock decides alone. Readers neither make nor open it.
 //
 // Threads: any.
 #pragma once
@@ -109,7 +109,7 @@ class StoreLock {
   ino_t inode_ = 0;
   bool alone_ = true;
   pid_t holder_pid_ = 0;
-  std::mutex mutex_;  // guards sealed_, and the order of counts and locks
+  std::mutex mutex_;     // guards sealed_, and the order of counts and locks
   uint64_t sealed_ = 0;  // bit per slot
   std::array<std::atomic<uint32_t>, kLockSlotsMax> pins_{};  // looked at without the mutex
 };

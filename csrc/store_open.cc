@@ -32,7 +32,8 @@ Status resolve(const std::string& path, std::string* real) {
     if (errno != ENOENT) return from_errno("cannot look at " + path);
     const size_t slash = at.rfind('/');
     const std::string name = slash == std::string::npos ? at : at.substr(slash + 1);
-    resolved = realpath(slash == std::string::npos ? "." : at.substr(0, slash + 1).c_str(), nullptr);
+    resolved =
+        realpath(slash == std::string::npos ? "." : at.substr(0, slash + 1).c_str(), nullptr);
     if (resolved == nullptr) return from_errno("cannot look into the folder of " + path);
     const std::string folder = std::string(resolved) + "/";
     std::free(resolved);
@@ -117,8 +118,10 @@ Store::~Store() {
 Status Store::check_hold() {
   if (!failed_.ok() || token_.nonce == 0) return failed_;
   if (!holds_token()) {
-    return failed_ = {Code::kLost, "another process has opened the store for writing, and has "
-                                   "taken it over: " + words_of(token_in(*media_), lock_.inode())};
+    return failed_ = {Code::kLost,
+                      "another process has opened the store for writing, and has "
+                      "taken it over: " +
+                          words_of(token_in(*media_), lock_.inode())};
   }
   Status status = lock_.check();
   if (status.code() == Code::kLost) failed_ = status;

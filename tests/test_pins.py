@@ -1,4 +1,4 @@
-"""Goal: readers that hold versions cost versions at most, never training and never what comes later.
+"""Goal: readers that hold versions cost versions at most, not training and not what comes later.
 
 Method: a store with the fewest slots, and loads whose tensors are kept: each holds its version.
 
@@ -45,7 +45,9 @@ def test_a_version_without_a_slot_is_skipped_and_the_next_one_tried(small):
         del loads[0]
         update(model, optimizer, 6)
         checkpointer.mark()
-        assert checkpointer.wait() == 6, "what was skipped is told no more once a newer one is there"
+        assert checkpointer.wait() == 6, (
+            "what was skipped is told no more once a newer one is there"
+        )
     assert lightckpt.load(small)["step"] == 6
 
 

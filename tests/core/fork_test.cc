@@ -1,7 +1,8 @@
-// Forks. Goal: a child finds nothing held by a thread that it does not have, and keeps no descriptor
-// that stands for something held. Method: forks beside threads that open, close and lock all the
-// time; each child does that itself, and ends by a signal if it hangs. Nothing here allocates in a
-// child: the sanitizer's own allocator may be held by a thread that it does not have.
+// Forks. Goal: a child finds nothing held by a thread that it does not have, and keeps no
+// descriptor that stands for something held. Method: forks beside threads that open, close and lock
+// all the time; each child does that itself, and ends by a signal if it hangs. Nothing here
+// allocates in a child: the sanitizer's own allocator may be held by a thread that it does not
+// have.
 //
 // Elsewhere: children of whole processes that are busy with stores, in kill/test_forks.py.
 #include "fork.h"

@@ -1,9 +1,8 @@
 // How a writer holds its store. Goal: a store has one writer, whatever name it is opened by and
-// whoever else may read it; one that lost it ends with one clear error, for good, and harms nothing;
-// who is refused hears who is in the way, if that can be known. Method: stores in files, opened
-// twice in ways that went past the lock once; tokens written by hand; two that create at once.
-#include "holder.h"
-
+// whoever else may read it; one that lost it ends with one clear error, for good, and harms
+// nothing; who is refused hears who is in the way, if that can be known. Method: stores in files,
+// opened twice in ways that went past the lock once; tokens written by hand; two that create at
+// once.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -17,6 +16,7 @@
 #include <latch>
 #include <thread>
 
+#include "holder.h"
 #include "store_helpers.h"
 
 namespace lightckpt {

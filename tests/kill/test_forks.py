@@ -39,7 +39,7 @@ def in_a_child(call):
         try:
             call()
             os._exit(0)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it was, it is this child's last
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -47,9 +47,7 @@ def in_a_child(call):
 
 
 def save(store, array, step):
-    store.begin(
-        step=step, keep=1, extents=make_sizes([array.nbytes]), blob=b"{}", host_bytes=4
-    )
+    store.begin(step=step, keep=1, extents=make_sizes([array.nbytes]), blob=b"{}", host_bytes=4)
     store.wait(store.submit(Op.WRITE, make_spans([(array.ctypes.data, 0)])), CHILD_SECONDS)
     store.wait(store.commit(b"host"), CHILD_SECONDS)
 
@@ -75,7 +73,7 @@ def over_and_over(*works):
             begun.wait(CHILD_SECONDS)
             while not stop.is_set():
                 work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told below, and nobody waits for it
             errors.append(error)
             begun.abort()
 

@@ -1,9 +1,9 @@
 """Goal: a store has one writer, whatever others do to its name, its lock file and its folder.
 
-Method: a trainer in a process of its own is stopped between two steps. Its folder is copied, by
-itself; its store is renamed, linked, replaced or locked by somebody who may only read; its lock file
-goes. Then either it goes on and a second trainer is refused with its pid, or it ends with one error
-and a second trainer goes on from the newest acknowledged step.
+Method: a trainer in a process of its own is stopped between two steps. It copies its own folder;
+its store is renamed, linked, replaced or locked by somebody who may only read; its lock file goes.
+Then either it goes on and a second trainer is refused with its pid, or it ends with one error and a
+second trainer goes on from the newest acknowledged step.
 
 Elsewhere: the same in one process, bind mounts and bare clones, in core/hold_test.cc.
 """
@@ -219,7 +219,8 @@ def test_a_trainer_that_is_replaced_by_exec_holds_nothing_of_its_former_self(run
         "import os, sys\nfrom lightckpt._core import Store\n"
         f"store = Store({str(run.path)!r}, create=True)\n"
         "print(len(store.versions()), flush=True)\n"
-        "if len(sys.argv) == 1:\n    os.execv(sys.executable, [sys.executable, __file__, 'again'])\n"
+        "if len(sys.argv) == 1:\n"
+        "    os.execv(sys.executable, [sys.executable, __file__, 'again'])\n"
     )
     script = run.path.with_name("script.py")
     script.write_text(code)

@@ -2,10 +2,10 @@
 
 Method: trainers in processes of their own say what they acknowledged; then the store is looked at.
 
-Elsewhere: inert children of a Checkpointer, and children of a busy process, in test_forks.py; stores
-that are renamed, linked, locked or replaced under their writer in test_held.py; the
-locks themselves, and who holds them after a fork or a kill, in core/lock_test.cc and hold_test.cc
-(bind mounts and bare clones too); readers beside a trainer in test_load_live.py; a guard beyond its
+Elsewhere: inert children of a Checkpointer, and those of a busy process, in test_forks.py; stores
+that are renamed, linked, locked or replaced under their writer in test_held.py; the locks
+themselves, and who holds them after a fork or a kill, in core/lock_test.cc and hold_test.cc (bind
+mounts and bare clones too); readers beside a trainer in test_load_live.py; a guard beyond its
 timeout in test_errors.py.
 """
 
