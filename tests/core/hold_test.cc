@@ -87,10 +87,11 @@ TEST_F(Hold, a_store_that_is_renamed_removed_or_replaced_is_lost_and_stays_whole
   again.reset();
   check([&] { fs::remove(path); });
   check([&] {
-    fs::remove(path);
     std::unique_ptr<Store> new_one;
-    EXPECT_TRUE(is_ok(open_at(path, &new_one)));
+    ASSERT_TRUE(is_ok(open_at(other, &new_one)));
     EXPECT_TRUE(is_ok(save(new_one.get(), State::of(9, kSizes), 1)));
+    fs::rename(other, path);
+    EXPECT_TRUE(lost(new_one.get(), other + " was renamed, removed or replaced"));
   });
   EXPECT_EQ(list_of(writer()->versions()), "1.0");
 }
