@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 
+#include "fork.h"
+
 namespace lightckpt {
 namespace {
 
@@ -156,7 +158,8 @@ Status CudaDriver::load(const CudaDriver** driver) {
       if (status.ok()) status = driver->init();
     }
   };
-  static const Loaded loaded;
+  static constinit std::atomic<const Loaded*> kept = nullptr;
+  const Loaded& loaded = load_once(&kept, [] { return std::make_unique<const Loaded>(); });
   *driver = loaded.status.ok() ? loaded.driver.get() : nullptr;
   return loaded.status;
 }

@@ -47,6 +47,7 @@ class FileMedia : public Media {
   void populate(uint64_t offset, uint64_t bytes) override;
   std::byte* private_view() override;
   void forget_private(uint64_t offset, uint64_t bytes) override;
+  int descriptor() const override { return fd_; }
   void set_path(const std::string& path) override { path_ = path; }
   std::optional<uint64_t> unsafe_shutdowns() const override { return unsafe_shutdowns_; }
 

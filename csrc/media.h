@@ -103,6 +103,8 @@ class Media {
   // Maps the pages of a range now, so that later accesses take no fault. Done once per range.
   virtual void populate(uint64_t offset, uint64_t bytes) = 0;
 
+  // The open file below, to tell whether another one is the same; -1 where there is none.
+  virtual int descriptor() const { return -1; }
   // Its file has another name from now on: messages use it.
   virtual void set_path(const std::string&) {}
   // May an access hang, for as long as it likes? Who has a deadline makes none then.

@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include "fork.h"
+
 namespace lightckpt {
 namespace {
 
@@ -81,7 +83,8 @@ Status Pmem2::load(const Pmem2** library) {
     std::unique_ptr<Pmem2> library;
     Status status = load(kPmem2Library, &library);
   };
-  static const Loaded loaded;
+  static constinit std::atomic<const Loaded*> kept = nullptr;
+  const Loaded& loaded = load_once(&kept, [] { return std::make_unique<const Loaded>(); });
   *library = loaded.library.get();
   return loaded.status;
 }

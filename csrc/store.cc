@@ -6,6 +6,12 @@
 #include "crc32c.h"
 
 namespace lightckpt {
+namespace {
+
+// That a begin finds: one for its version, and one to go back to an older one.
+constexpr size_t kSlotsFree = 2;
+
+}  // namespace
 
 void Store::sort_versions() {
   std::ranges::sort(versions_, [](const Version& a, const Version& b) {
@@ -138,6 +144,19 @@ std::vector<Version> Store::survivors(uint32_t keep, std::vector<uint32_t>* reti
   return kept;
 }
 
+// Readers that come and go leave slots free again: a later begin may find some.
+Status Store::too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const {
+  const auto here = std::ranges::count_if(
+      kept, [&](const Version& version) { return lock_.pinned_here(version.index); });
+  const auto read = std::ranges::count_if(
+      kept, [&](const Version& version) { return lock_.pinned_elsewhere(version.index); });
+  return {Code::kBusy, "of " + std::to_string(header_.slot_count) + " slots " +
+                           std::to_string(kept.size()) + " are taken: readers hold " +
+                           std::to_string(read) + " versions, this process has pinned " +
+                           std::to_string(here) + ", and the newest " + std::to_string(keep) +
+                           " are kept; " + std::to_string(kSlotsFree) + " must be free"};
+}
+
 // Finds room for the attempt and, the first time a layout is seen, for the keep further areas that
 // will take turns with it: a store that is too small says so now, not at the second version.
 Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
@@ -168,7 +187,7 @@ Status Store::place(Attempt* attempt, const std::vector<Version>& kept, uint32_t
 Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
                     uint64_t host_bytes, Attempt* attempt) {
   std::lock_guard lock(mutex_);
-  if (!failed_.ok()) return failed_;
+  RETURN_IF_ERROR(check_hold());
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
   RETURN_IF_ERROR(repair());
   if (keep < 1 || keep > header_.slot_count - 2) {
@@ -226,6 +245,10 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
 
   std::vector<uint32_t> retired;
   std::vector<Version> kept = survivors(keep, &retired);
+  if (kept.size() + kSlotsFree > header_.slot_count) {
+    for (uint32_t index : retired) lock_.unseal(index);
+    return too_many_pinned(kept, keep);
+  }
   // The manifest of a version that is about to go may be the one found above: it stays in use.
   const bool place_manifest = !manifest.empty() && !catalog_->keeps_manifests();
   if (manifest.empty() && !catalog_->keeps_manifests() &&
@@ -243,10 +266,7 @@ Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents,
   RETURN_IF_ERROR(status);
 
   const auto slot = free_slot();
-  if (!slot) {
-    return {Code::kBusy, "all " + std::to_string(header_.slot_count) +
-                             " slots hold versions that are kept or pinned"};
-  }
+  CHECK(slot.has_value());
   RETURN_IF_ERROR(clear(*slot, attempt->slot.manifest_offset));
   begun_ = attempt->index = *slot;
   versions_.reserve(versions_.size() + 1);  // where commit would find no memory, it has published
@@ -282,6 +302,7 @@ Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
   // A page that was lost while it was written shows only now.
   RETURN_IF_ERROR(keep_lost(media_->check()));
 
+  RETURN_IF_ERROR(check_hold());
   for (const Version& version : versions_) {
     slot.generation = std::max(slot.generation, version.slot.generation);
   }
@@ -307,7 +328,7 @@ Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
 
 Status Store::rebase(uint64_t number) {
   std::lock_guard lock(mutex_);
-  if (!failed_.ok()) return failed_;
+  RETURN_IF_ERROR(check_hold());
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
   RETURN_IF_ERROR(repair());
   const auto chosen = std::ranges::find_if(

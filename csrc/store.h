@@ -9,6 +9,7 @@
 //   5. Of a change that failed it is unknown whether it is durable. So nothing is built on the
 //      slots after it until all of them have been written anew and drained (repair). A media that
 //      is lost says so (kLost), and then there is no commit and no retiring any more.
+//   6. A writer goes on only while its store has its name, and its token stands in it (lock.h).
 //
 // Two ways to publish: commit (a new version) and rebase (an older version again, in a new
 // generation); each is one 64-byte line. The double-slot idea is LMDB's (mdb.c, meta pages); here
@@ -27,6 +28,7 @@
 #include "allocator.h"
 #include "catalog.h"
 #include "format.h"
+#include "holder.h"
 #include "lock.h"
 #include "media.h"
 
@@ -36,7 +38,7 @@ struct StoreOptions {
   bool read_only = false;
   bool create = false;
   MediaKind media = MediaKind::kAuto;
-  uint32_t slots = 16;
+  uint32_t slots = 64;  // readers may pin as many versions, but for the kept ones and two more
   uint64_t bytes = 0;
   // Where a new store has its slots, lines if it is not said; an older one must be as is said.
   std::optional<CatalogKind> catalog;
@@ -65,6 +67,8 @@ class Store {
   // catalog the slots are the media's.
   static Status open(std::unique_ptr<Media> media, const StoreOptions& options, bool format,
                      std::unique_ptr<Store>* store, std::unique_ptr<Catalog> catalog = nullptr);
+
+  ~Store();
 
   Media& media() { return *media_; }
   // For whoever looks at the media after this store is gone.
@@ -95,8 +99,17 @@ class Store {
 
  private:
   Store() = default;
-  static Status create(const std::string& path, const StoreOptions& options,
-                       std::unique_ptr<Media>* media);
+  static uint64_t least_bytes(const StoreOptions& options);
+  static Status format(Media* media, const StoreOptions& options);
+  // These set media_ and take lock_. `made` is false where another process made it first.
+  Status create(const std::string& path, const StoreOptions& options, bool holds_name, bool* made);
+  Status open_path(const std::string& path, const StoreOptions& options);
+  Status open_file(const std::string& path, const StoreOptions& options);
+  Status format_device(const std::string& path, const StoreOptions& options);
+  Status busy(const std::string& path, MediaKind kind) const;
+  Status claim(const std::string& path);
+  bool holds_token() const;
+  Status check_hold();
   Status start(const std::string& path, const StoreOptions& options);
   Status open_catalog(const std::string& path, const StoreOptions& options);
   Status scan();
@@ -114,6 +127,7 @@ class Store {
   Status clear(uint32_t index, uint64_t manifest_in_use = 0);
   std::optional<uint32_t> free_slot() const;
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
+  Status too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const;
   Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
                bool place_manifest);
   Allocator allocator_of(const std::vector<Version>& kept) const;
@@ -122,10 +136,11 @@ class Store {
   std::unique_ptr<Catalog> catalog_;
   StoreLock lock_;
   Header header_ = {};
+  Token token_ = {};  // of a writer whose store has a path
   bool read_only_ = false;
   mutable std::mutex mutex_;       // guards all below
   std::vector<Version> versions_;  // newest first
-  Status failed_;                  // kLost, once the media or a drain has said so
+  Status failed_;                  // kLost, once the media, a drain or the lock has said so
   bool unsettled_ = false;         // a change of the slots has failed, or is under way
   std::vector<Version> lent_;      // located by a reader: its private pages there are of these
   std::optional<uint32_t> begun_;  // the slot of the last attempt, until it is committed

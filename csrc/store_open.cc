@@ -1,124 +1,178 @@
-// Making and opening stores: the only part of a store that deals in paths. See store.h.
+// Opening stores: the only part of a store that deals in paths. See store.h.
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "file_media.h"
+#include "holder.h"
 #include "store.h"
 
 namespace lightckpt {
 namespace {
 
 constexpr uint64_t kSmallStore = 64 * 1024;
+constexpr int kLinksMax = 40;  // as the kernel has it
+constexpr int kOpensMax = 8;   // of a path whose file is replaced again and again
 
-Status sync_folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
-  const int fd = uninterrupted([&] { return ::open(folder.c_str(), kFlags); });
-  if (fd < 0) return from_errno("cannot open " + folder);
-  const int result = uninterrupted([&] { return fsync(fd); });
-  Status status = result == 0 ? Status() : from_errno("fsync of " + folder);
-  close(fd);
-  return status;
+// The store's own name: all links are followed, the last one even if there is nothing where it
+// points, since that is where the store is to be made.
+Status resolve(const std::string& path, std::string* real) {
+  std::string at = path;
+  for (int links = 0; links < kLinksMax; ++links) {
+    char* resolved = realpath(at.c_str(), nullptr);
+    if (resolved != nullptr) {
+      *real = resolved;
+      std::free(resolved);
+      return {};
+    }
+    if (errno == ELOOP) break;
+    if (errno != ENOENT) return from_errno("cannot look at " + path);
+    const size_t slash = at.rfind('/');
+    const std::string name = slash == std::string::npos ? at : at.substr(slash + 1);
+    resolved =
+        realpath(slash == std::string::npos ? "." : at.substr(0, slash + 1).c_str(), nullptr);
+    if (resolved == nullptr) return from_errno("cannot look into the folder of " + path);
+    const std::string folder = std::string(resolved) + "/";
+    std::free(resolved);
+    if (name.empty()) return {Code::kNotFound, "there is no folder " + path};
+    std::string target(4096, '\0');
+    const ssize_t bytes = readlink((folder + name).c_str(), target.data(), target.size());
+    if (bytes < 0) {
+      *real = folder == "//" ? "/" + name : folder + name;
+      return {};
+    }
+    target.resize(static_cast<size_t>(bytes));
+    at = target.front() == '/' ? target : folder + target;
+  }
+  return {Code::kInvalid, path + " is a loop of symbolic links"};
 }
 
-CatalogKind catalog_of(const StoreOptions& options) {
-  return options.catalog.value_or(CatalogKind::kLines);
+Status check_kind(const std::string& path, const struct stat& file) {
+  if (S_ISDIR(file.st_mode)) return {Code::kInvalid, path + " is a directory; a store is a file"};
+  if (S_ISREG(file.st_mode) || S_ISCHR(file.st_mode)) return {};
+  return {Code::kInvalid, path + " is neither a file nor a device DAX node"};
 }
 
-Status format(Media* media, const StoreOptions& options) {
-  uint64_t store_id = 0;
-  if (getrandom(&store_id, sizeof(store_id), 0) != sizeof(store_id)) return from_errno("getrandom");
-  struct timespec now = {};
-  clock_gettime(CLOCK_REALTIME, &now);
-  const uint64_t created = uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
-  const uint64_t shutdowns = media->unsafe_shutdowns() ? *media->unsafe_shutdowns() + 1 : 0;
-  const Header header = encode_header(store_id | 1, options.slots, created, shutdowns,
-                                      static_cast<uint32_t>(catalog_of(options)));
-  media->store(0, std::as_bytes(std::span(&header, 1)));
-  media->flush(0, sizeof(header));
-  return media->drain();
-}
-
-// A device has no empty state but this. Slots of an older store beyond it carry that one's id. A
-// crash while it is formatted may leave a header whose checksum is wrong; only zeros undo that.
-bool is_blank(const Media& media, uint32_t slots) {
-  const Bytes header(media.view(), kPageBytes);
-  return media.size() >= heap_offset(slots) + kSmallStore &&
-         std::ranges::all_of(header, [](std::byte byte) { return byte == std::byte{0}; });
+Token token_in(const Media& media) {
+  Token token = {};
+  if (media.size() >= kPageBytes) std::memcpy(&token, media.view() + kTokenOffset, sizeof(token));
+  return token;
 }
 
 }  // namespace
 
-Status Store::create(const std::string& path, const StoreOptions& options,
-                     std::unique_ptr<Media>* media) {
-  // Under another name until it is whole, so that a crash here leaves no half-made store. The
-  // writer's lock is held: nobody else uses this name.
-  const std::string unfinished = path + ".tmp";
-  unlink(unfinished.c_str());
-  const uint64_t least = heap_offset(options.slots) + kSmallStore;
-  const uint64_t bytes = std::max(least, round_up(options.bytes, kPageBytes));
-  RETURN_IF_ERROR(FileMedia::create(unfinished, options.media, bytes, media));
-  Status status = format(media->get(), options);
-  Header header;
-  if (status.ok()) status = decode_header(**media, &header);
-  if (status.ok()) status = create_catalog(path, header);
-  if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
-    status = from_errno("cannot rename " + unfinished);
+uint64_t Store::least_bytes(const StoreOptions& options) {
+  return heap_offset(options.slots) + kSmallStore;
+}
+
+// Who is in the way of a writer: as the kernel says where it does, else as that one says in the
+// store, or in the lock file of one that is not there yet or no more.
+Status Store::busy(const std::string& path, MediaKind kind) const {
+  const std::string open_in = path + " is already open for writing in ";
+  if (const pid_t pid = lock_.holder_pid(); pid != 0) {
+    return {Code::kBusy, open_in + "process " + std::to_string(pid)};
   }
-  (*media)->set_path(path);
-  if (status.ok() && (*media)->granularity() != Granularity::kVolatile) {
-    status = sync_folder_of(path);
+  Token token = {}, of_name = {};
+  struct stat file = {};
+  uint64_t inode = 0;
+  std::unique_ptr<Media> media;
+  if (stat(path.c_str(), &file) == 0 && FileMedia::open(path, kind, true, &media).ok()) {
+    token = token_in(*media);
   }
-  if (!status.ok()) unlink(unfinished.c_str());
+  if (holder_of(token, file.st_ino) != Holder::kLives &&
+      holder_of_lock_file(path + ".lock", &of_name, &inode) == Holder::kLives) {
+    return {Code::kBusy, open_in + words_of(of_name, inode)};
+  }
+  return {Code::kBusy, open_in + words_of(token, file.st_ino)};
+}
+
+// Says in the store that this handle writes it. Where a reader is in the way of the lock, whoever
+// says so there already and lives is another writer.
+Status Store::claim(const std::string& path) {
+  const Token before = token_in(*media_);
+  if (!lock_.alone() && holder_of(before, lock_.inode()) == Holder::kLives &&
+      before.pid != static_cast<uint64_t>(getpid())) {
+    return {Code::kBusy,
+            path + " is already open for writing in " + words_of(before, lock_.inode())};
+  }
+  RETURN_IF_ERROR(make_token(lock_.inode(), &token_));
+  media_->store(kTokenOffset, std::as_bytes(std::span(&token_, 1)));
+  return {};
+}
+
+bool Store::holds_token() const {
+  return std::memcmp(media_->view() + kTokenOffset, &token_, sizeof(token_)) == 0;
+}
+
+Store::~Store() {
+  if (token_.nonce == 0 || !holds_token()) return;
+  const Token none = {};
+  media_->store(kTokenOffset, std::as_bytes(std::span(&none, 1)));
+}
+
+// With the mutex held. Before anything is published or retired: is this still the store that has
+// its name, and this handle its writer?
+Status Store::check_hold() {
+  if (!failed_.ok() || token_.nonce == 0) return failed_;
+  if (!holds_token()) {
+    return failed_ = {Code::kLost,
+                      "another process has opened the store for writing, and has "
+                      "taken it over: " +
+                          words_of(token_in(*media_), lock_.inode())};
+  }
+  Status status = lock_.check();
+  if (status.code() == Code::kLost) failed_ = status;
   return status;
+}
+
+// Locks the file at `path` and opens it as media: the same file, though others may replace it.
+Status Store::open_file(const std::string& path, const StoreOptions& options) {
+  for (int i = 0; i < kOpensMax; ++i) {
+    Status status = lock_.open(path, !options.read_only);
+    if (status.code() == Code::kBusy) return busy(path, options.media);
+    RETURN_IF_ERROR(status);
+    std::unique_ptr<Media> media;
+    RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &media));
+    media_ = std::move(media);
+    if (lock_.is_of(media_->descriptor())) return {};
+  }
+  return {Code::kBusy, path + " is being replaced again and again while it is opened"};
+}
+
+Status Store::open_path(const std::string& path, const StoreOptions& options) {
+  struct stat file = {};
+  bool exists = stat(path.c_str(), &file) == 0;
+  if (!exists && errno != ENOENT) return from_errno("cannot look at " + path);
+  if (exists) RETURN_IF_ERROR(check_kind(path, file));
+  if (!exists && (!options.create || options.read_only)) {
+    return {Code::kNotFound, "there is no store at " + path};
+  }
+  bool holds_name = false;
+  if (!options.read_only && !lock_.take_name(path, &holds_name).ok()) {
+    return busy(path, options.media);
+  }
+  if (stat(path.c_str(), &file) != 0) {
+    bool made = false;
+    RETURN_IF_ERROR(create(path, options, holds_name, &made));
+    if (made) return {};
+  }
+  RETURN_IF_ERROR(open_file(path, options));
+  return options.create && S_ISCHR(file.st_mode) ? format_device(path, options) : Status();
 }
 
 Status Store::open(const std::string& path, const StoreOptions& options,
                    std::unique_ptr<Store>* store) {
   if (options.media == MediaKind::kHeap) {
-    const uint64_t bytes = std::max(options.bytes, heap_offset(options.slots) + kSmallStore);
+    const uint64_t bytes = std::max(options.bytes, least_bytes(options));
     return open(std::make_unique<HeapMedia>(bytes, bytes), options, true, store);
   }
   std::unique_ptr<Store> opened(new Store());
-  struct stat file = {};
-  const bool exists = stat(path.c_str(), &file) == 0;
-  if (exists && S_ISDIR(file.st_mode)) {
-    return {Code::kInvalid, path + " is a directory; a store is a file"};
-  }
-  if (!exists && errno != ENOENT) return from_errno("cannot look at " + path);
-  if (!exists && (!options.create || options.read_only)) {
-    return {Code::kNotFound, "there is no store at " + path};
-  }
-  std::unique_ptr<Media> media;
-  if (options.read_only) {
-    // Before the lock file is made: looking at a foreign file must leave nothing beside it.
-    RETURN_IF_ERROR(FileMedia::open(path, options.media, true, &media));
-    if (Status status = decode_header(*media, &opened->header_); !status.ok()) {
-      return {status.code(), path + ": " + status.message()};
-    }
-  }
-  RETURN_IF_ERROR(opened->lock_.acquire(path, !options.read_only));
-  if (media != nullptr) {
-    // A reader's, opened above.
-  } else if (exists || stat(path.c_str(), &file) == 0) {
-    RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &media));
-    if (options.create && S_ISCHR(file.st_mode) && is_blank(*media, options.slots)) {
-      if (catalog_of(options) != CatalogKind::kLines) {
-        return {Code::kInvalid, path + " is a device: there is no place for a catalog beside it"};
-      }
-      RETURN_IF_ERROR(format(media.get(), options));
-    }
-  } else {
-    RETURN_IF_ERROR(create(path, options, &media));
-  }
-  opened->media_ = std::move(media);
-  if (Status status = opened->start(path, options); !status.ok()) {
+  std::string real;
+  RETURN_IF_ERROR(resolve(path, &real));
+  RETURN_IF_ERROR(opened->open_path(real, options));
+  if (Status status = opened->start(real, options); !status.ok()) {
     return {status.code(), path + ": " + status.message()};
   }
   if (const uint64_t count = opened->unsafe_shutdowns(); count > 0) {
@@ -136,6 +190,7 @@ Status Store::open(const std::string& path, const StoreOptions& options,
 Status Store::start(const std::string& path, const StoreOptions& options) {
   read_only_ = options.read_only;
   RETURN_IF_ERROR(decode_header(*media_, &header_));
+  if (!read_only_ && lock_.is_open()) RETURN_IF_ERROR(claim(path));
   if (catalog_ == nullptr) RETURN_IF_ERROR(open_catalog(path, options));
   RETURN_IF_ERROR(scan());
   return read_only_ ? Status() : settle_slots();

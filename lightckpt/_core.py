@@ -172,7 +172,7 @@ class Store:
         read_only: take no writer's lock and change nothing.
         media: what to open it as.
         workers: copying threads; 0 takes one per usable core, at most 8.
-        slots: versions a new store can name at once, 4 to 64; 0 takes 16.
+        slots: versions a new store can name at once, 4 to 64; 0 takes 64.
         catalog: where a new store's slots and manifests are to be; an older one must be as is said.
         size_bytes: size of a new store; 0 starts small and grows.
         staging_bytes: pinned memory between each GPU and the workers; 0 takes 128 MiB.

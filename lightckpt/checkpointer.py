@@ -1,7 +1,6 @@
 """Checkpointer: what a training script sees. The state machine behind it is ``driver``."""
 
 import atexit
-import os
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -121,7 +120,6 @@ class Checkpointer:
         self._loops = Loops(run)
         self._decoration = Decoration(self._driver, weakly(self, Checkpointer._end_pending))
         self._preemption = Preemption()
-        self._owner = os.getpid()
         self._handles = [h for name in run.optimizers for h in self._watch(name)]
         # A long evaluation must not keep the last step from becoming durable.
         poll = weakly(self._driver, Driver.poll)
@@ -165,6 +163,7 @@ class Checkpointer:
             ValueError: *start* is not the step that was restored; or *iterable* can be gone through
                 once only, and this process took from it before it went back.
         """
+        self._check_open()
         if start != self._step:
             raise ValueError(f"start={start}, but this run stands at step {self._step}")
         batches = self._loops.begin(iterable, epochs)
@@ -188,7 +187,7 @@ class Checkpointer:
         return self._mark()
 
     def _mark(self) -> Ticket:
-        with self._driver.lock:
+        with self._driver.checked().lock:
             self._check_open()
             ticket, asked = self._boundary()
         if asked:
@@ -289,11 +288,11 @@ class Checkpointer:
 
     def info(self) -> Info:
         """Return facts about the store: media, granularity, sizes, counters."""
-        return self._driver.store.info()
+        return self._driver.checked().store.info()
 
     def why(self) -> dict[str, Any]:
         """Say in words what was chosen, and which tensors are copied at the boundary and why."""
-        return self._driver.why()
+        return self._driver.checked().why()
 
     def steps(self) -> list[int]:
         """Return the steps that can be restored now, newest first."""
@@ -341,7 +340,7 @@ class Checkpointer:
 
     def _close(self, *, ended: bool) -> None:
         """Close; *ended* says that training came to the end of an iteration, not to an error."""
-        driver = self._driver
+        driver = self._driver.checked()
         with driver.lock:
             if driver.store.closed:
                 return
@@ -360,7 +359,7 @@ class Checkpointer:
 
     def _end_quietly(self) -> None:
         """At interpreter exit: what has been copied becomes durable; errors only warn."""
-        if os.getpid() != self._owner:
+        if not self._driver.is_here():
             return
         try:
             self._close(ended=False)
@@ -372,7 +371,7 @@ class Checkpointer:
             self._end_quietly()
 
     def _check_open(self) -> None:
-        if self._driver.store.closed:
+        if self._driver.checked().store.closed:
             raise ValueError(f"the checkpointer of {self.path} is closed")
 
     def __enter__(self) -> Self:
@@ -380,9 +379,10 @@ class Checkpointer:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         # An exception left an iteration unfinished: it ends none, but the version before it counts.
+        # One that ends a forked child, such as SystemExit, ends it as it would without us.
         try:
             self._close(ended=error is None)
-        except CheckpointError:
+        except (CheckpointError, ValueError):
             if error is None:
                 raise
 

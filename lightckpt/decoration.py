@@ -44,7 +44,7 @@ class Decoration:
         Raises:
             TypeError, ValueError: as the facade's.
         """
-        run = self._driver.run
+        run = self._driver.checked().run
         optimizer = inner_optimizer(optimizer_of(step, run.optimizers.values()))
         if all(optimizer is not known for known in run.optimizers.values()):
             raise ValueError("this optimizer was not given to the Checkpointer: optimizer=")

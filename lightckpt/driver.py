@@ -7,7 +7,7 @@
 Errors of the store never end training by themselves (``on_error="warn"``): the version is given up,
 a warning says why, and the error is kept for ``wait`` and ``close``.
 
-Threads: every method takes the lock, so hooks may come from any thread.
+Threads: every method takes the lock, so hooks may come from any thread, of this process only.
 """
 
 import threading
@@ -24,6 +24,7 @@ from .arithmetic import prime_arithmetic
 from .capture import Run, swaps_weights
 from .collect import capture_early, collect_host
 from .errors import (
+    BusyError,
     CheckpointError,
     CheckpointWarning,
     CorruptError,
@@ -34,29 +35,27 @@ from .errors import (
 from .flight import Flight, Record
 from .interval import IntervalTuner, ModeTrial
 from .plan import Plan
+from .process import OneProcess
 from .restore import apply, prepare
 from .settings import Settings
 from .snapshots import Snapshots
 from .stats import Stats, reasons
 from .structure import Structure
 from .trust import Standing, Trust
-from .updates import Updates
+from .updates import CUT, Updates
 
 TIMELINE_MAX = 4096
 _NOTHING_NEW = "nothing was updated since the last boundary"
 _SKIPPED_UPDATE = "a scaler skipped the update: the version before leads to the same state"
-_CUT = (
-    "optimizer {} adds gradients up over several iterations, in which others are updated: versions "
-    "from in between do not have its sums, and are not exact; use grads=True"
-)
 _LOOK_SECONDS = 0.5  # how often who waits looks whether the training thread is still there
 MADE_BY = f"lightckpt {version_of('lightckpt')}"
 
 
-class Driver:
+class Driver(OneProcess):
     """Drives the versions of one run into one store."""
 
     def __init__(self, store: Store, run: Run, settings: Settings) -> None:
+        super().__init__()
         self.store, self.run, self.settings = store, run, settings
         self.lock = threading.RLock()
         self._landed = threading.Condition(self.lock)  # told when a flight has ended
@@ -91,7 +90,7 @@ class Driver:
                 self._leave_to_graph(name)
                 return
             if self.updates.was_cut(name):
-                warnings.warn(_CUT.format(name), CheckpointWarning, 6)
+                warnings.warn(CUT.format(name), CheckpointWarning, 6)
             flight = self.flight
             if flight is None:
                 return
@@ -225,6 +224,8 @@ class Driver:
         self.flight = None
         self._landed.notify_all()
         if flight.durable:
+            if isinstance(self.error, BusyError):  # what was in the way let go, and this is newer
+                self.error = None
             self.stats.versions += 1
             self.durable_step = flight.step
         else:

@@ -22,7 +22,7 @@ class NotFoundError(CheckpointError):
 
 
 class BusyError(CheckpointError):
-    """Another process, named in the message, holds the store."""
+    """Another process holds the store, or readers its slots: the message says who, or how many."""
 
 
 class FormatError(CheckpointError):

@@ -22,7 +22,7 @@ BUSY = ("wait", "drop")
 ON_ERROR = ("warn", "raise")
 MEDIA = {kind.name.lower(): kind for kind in Media}
 CATALOG = {kind.name.lower(): kind for kind in Catalog}
-KEEP_MAX = 14  # of 16 slots: one more for the version in flight, one to go back to an older one
+KEEP_MAX = 14  # of 16 slots, as older stores have: one more for a new version, one to go back
 STATE_PER_PARAMETER = 2  # tensors of its size that an optimizer usually adds: Adam's moments
 
 
@@ -186,7 +186,11 @@ def open_store(path: Path, settings: Settings, run: Run) -> Store:
     if not path.exists() and settings.size is None and settings.media != "heap":
         import os
 
-        volume = os.statvfs(path.parent)
+        # Where a link leads, even if there is nothing yet: there the store is made.
+        home = Path(os.path.realpath(path)).parent
+        if not home.is_dir():
+            raise FileNotFoundError(f"the folder of {path}, which leads to {home}, does not exist")
+        volume = os.statvfs(home)
         free, needed = volume.f_bavail * volume.f_frsize, estimate_bytes(run, settings.keep)
         if needed > free:
             raise NoSpaceError(

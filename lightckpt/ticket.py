@@ -19,6 +19,7 @@ class Ticket:
 
     def copied(self) -> bool:
         """Have its tensors been copied, so that they may change? Never waits."""
+        self._driver.checked()
         flight = self._flight
         return flight is None or bool(flight.dropped) or flight.durable or flight.copied()
 
@@ -33,7 +34,7 @@ class Ticket:
         Raises:
             CheckpointError: it was given up, or the media failed; the message says why.
         """
-        newest = self._driver.land()
+        newest = self._driver.checked().land()
         if self._flight is not None and not self._flight.durable:
             raise CheckpointError(f"step {self.step} has no version: {self._flight.dropped}")
         return newest

@@ -28,6 +28,11 @@ from .structure import Structure
 _COUNTER = attrgetter("_version")
 Ref = weakref.ReferenceType[Tensor]
 
+CUT = (
+    "optimizer {} adds gradients up over several iterations, in which others are updated: versions "
+    "from in between do not have its sums, and are not exact; use grads=True"
+)
+
 
 class Updates:
     """What hooks told since the last boundary, and what things were like at it."""

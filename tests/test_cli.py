@@ -45,7 +45,7 @@ def test_ls_lists_the_versions_newest_first(call, call_json, store):
     code, facts = call_json("ls", store)
     assert code == EXIT_OK
     assert [version["step"] for version in facts["versions"]][:2] == [NEW, OLD]
-    assert facts["slots"] == 16
+    assert facts["slots"] == 64
     assert facts["media"] in ("tmpfs", "file", "pmem")
     with open_reader(store) as reader:
         assert facts["store_id"] == f"{reader.info().store_id:016x}"

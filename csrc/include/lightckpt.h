@@ -68,7 +68,7 @@ typedef struct {
   uint32_t flags;   /* LCKPT_READ_ONLY, LCKPT_CREATE */
   uint32_t media;   /* LCKPT_MEDIA_ */
   uint32_t workers; /* threads; 0 takes one per usable core, at most 8 */
-  uint32_t slots;   /* versions a new store can name at once, 4 to 64; 0 takes 16 */
+  uint32_t slots;   /* versions a new store can name at once, 4 to 64; 0 takes 64 */
   uint32_t catalog; /* LCKPT_CATALOG_ */
   uint32_t reserved;
   uint64_t bytes; /* size of a new store; 0 starts small and grows */

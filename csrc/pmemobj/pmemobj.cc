@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <mutex>
+#include "fork.h"
 
 namespace lightckpt {
 
@@ -88,8 +88,8 @@ struct PmemobjCalls {
 namespace {
 
 const PmemobjCalls& calls() {
-  static const PmemobjCalls loaded;
-  return loaded;
+  static constinit std::atomic<const PmemobjCalls*> kept = nullptr;
+  return load_once(&kept, [] { return std::make_unique<const PmemobjCalls>(); });
 }
 
 // The library's words are of this thread's last failure, so they are asked for at once.
@@ -119,8 +119,7 @@ Status PmemobjPool::create(const std::string& path, const char* layout, uint64_t
   if (made == nullptr && errno != EEXIST && errno != ENOSPC) {
     // From PMDK 2.1 on, a place that does not count unsafe shutdowns must be allowed by name. What
     // the count would tell is in the store's header, where there is one.
-    static std::mutex mutex;
-    std::lock_guard lock(mutex);
+    const ForkLock lock;  // the setting is the process's, and a child's too
     int at_create = 0;
     calls().ctl_set(nullptr, "sds.at_create", &at_create);
     made = calls().create(path.c_str(), layout, bytes, kMode);

@@ -125,7 +125,7 @@ TEST_F(Abi, stat_says_what_the_store_is_and_did) {
   ASSERT_EQ(lckpt_stat(store, &info), LCKPT_OK);
   EXPECT_EQ(info.bytes, std::filesystem::file_size(path));
   EXPECT_LT(info.free_bytes, info.bytes);
-  EXPECT_EQ(info.slots, 16u);
+  EXPECT_EQ(info.slots, 64u);
   EXPECT_EQ(info.workers, 2u);
   EXPECT_EQ(info.emulated, 0u);
   EXPECT_EQ(info.commits, 2u);
@@ -332,7 +332,7 @@ TEST_F(Abi, a_store_cut_short_lists_its_versions_as_damaged) {
   create();
   save(1);
   lckpt_close(&store);
-  std::filesystem::resize_file(path, 80'000);
+  std::filesystem::resize_file(path, 280'000);
   ASSERT_EQ(open(0, &store), LCKPT_OK) << lckpt_errmsg();
   lckpt_version version;
   uint32_t count = 0;

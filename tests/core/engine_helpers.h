@@ -39,7 +39,7 @@ class TestEngine {
  public:
   explicit TestEngine(uint32_t workers = 2, Granularity granularity = Granularity::kVolatile,
                       uint64_t capacity = 16 << 20) {
-    auto owned = std::make_unique<TestMedia>(256 * 1024, capacity, granularity);
+    auto owned = std::make_unique<TestMedia>(512 * 1024, capacity, granularity);
     media = owned.get();
     std::unique_ptr<Store> store;
     EXPECT_TRUE(is_ok(Store::open(std::move(owned), {}, true, &store)));

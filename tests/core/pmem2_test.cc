@@ -15,7 +15,7 @@
 namespace lightckpt {
 namespace {
 
-constexpr uint64_t kBytes = 256 * 1024;
+constexpr uint64_t kBytes = 512 * 1024;
 
 TEST(Pmem2, a_library_that_is_missing_or_another_is_not_found) {
   std::unique_ptr<Pmem2> library;

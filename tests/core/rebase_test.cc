@@ -30,8 +30,9 @@ std::unique_ptr<Store> store_of_three() {
 }
 
 struct OnFile : testing::Test {
-  std::unique_ptr<Store> opened(bool read_only) {
+  std::unique_ptr<Store> opened(bool read_only, uint32_t slots = 16) {
     StoreOptions options;
+    options.slots = slots;
     options.create = true;
     options.read_only = read_only;
     options.bytes = kBytes;
@@ -174,15 +175,27 @@ TEST(Rebase, a_pin_of_the_chosen_version_goes_with_it) {
   EXPECT_TRUE(holds(store.get(), found, State::of(2, kSizes)));
 }
 
-TEST(Rebase, a_refused_one_drops_no_pin) {
-  const auto store = heap_store(kBytes, kBytes, 4);
-  for (uint64_t step = 1; step <= 4; ++step) {
-    save_steps(store.get(), step, step, 1);
-    ASSERT_TRUE(is_ok(store->pin(step, true)));
+TEST_F(OnFile, a_refused_one_drops_no_pin) {
+  const auto writer = opened(false, 4);
+  const auto reader = opened(true);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    save_steps(writer.get(), step, step, 1);
+    ASSERT_TRUE(is_ok(reader->pin(step, true)));
+    ASSERT_TRUE(is_ok(writer->pin(step, true)));
   }
-  EXPECT_TRUE(fails(store->rebase(2), Code::kBusy, "no free slot"));
-  EXPECT_TRUE(fails(store->rebase(9), Code::kNotFound));
-  for (const Version& version : store->versions()) EXPECT_TRUE(store->pinned_here(version.index));
+  ASSERT_TRUE(is_ok(writer->rebase(2)));  // into the last slot, and none of the others goes
+  const auto pins = [&] {
+    std::string here;
+    for (const Version& version : writer->versions()) {
+      here += writer->pinned_here(version.index) ? 'x' : '-';
+    }
+    return list_of(writer->versions()) + " " + here;
+  };
+  const std::string before = pins();
+  EXPECT_EQ(before, "2.1 3.0 1.0 x-x");
+  EXPECT_TRUE(fails(writer->rebase(1), Code::kBusy, "no free slot"));
+  EXPECT_TRUE(fails(writer->rebase(9), Code::kNotFound));
+  EXPECT_EQ(pins(), before);
 }
 
 // The slot that an attempt will be committed to is taken, though no version has it yet.

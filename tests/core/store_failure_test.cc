@@ -12,7 +12,7 @@ namespace {
 
 const std::vector<uint64_t> kSizes = {5000, 0, 300};
 const std::vector<uint64_t> kOther = {7000, 20};
-constexpr uint64_t kBytes = 256 * 1024;
+constexpr uint64_t kBytes = 512 * 1024;
 
 struct FailingStore {
   explicit FailingStore(uint32_t keep_versions = 1) : keep(keep_versions) {

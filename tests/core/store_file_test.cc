@@ -229,7 +229,7 @@ TEST_P(OnFile, a_store_cut_short_before_opening_lists_what_is_left) {
     ASSERT_TRUE(is_ok(save(writes.get(), State::of(1, kSizes), 1)));
     ASSERT_TRUE(is_ok(save(writes.get(), State::of(2, kLarge), 1)));
   }
-  const auto first_area = heap_offset(16) + 8 * kPageBytes;
+  const auto first_area = heap_offset(StoreOptions().slots) + 8 * kPageBytes;
   ASSERT_EQ(truncate(path.c_str(), first_area), 0);
   const auto again = writer();
   ASSERT_EQ(list_of(again->versions()), "2.0! 1.0");
@@ -251,7 +251,7 @@ TEST_P(OnFile, a_file_cut_or_removed_while_open_is_never_committed_to) {
     if (remove) {
       std::filesystem::remove(path);
     } else {
-      ASSERT_EQ(truncate(path.c_str(), heap_offset(16)), 0);
+      ASSERT_EQ(truncate(path.c_str(), heap_offset(StoreOptions().slots)), 0);
     }
     const auto table = write_extents(store.get(), attempt, state);
     EXPECT_TRUE(fails(store->commit(attempt, table, state.host), Code::kLost));

@@ -306,16 +306,31 @@ TEST(Store, a_pinned_version_stays_until_it_is_let_go) {
 
 TEST(Store, slots_that_are_all_pinned_are_busy_and_not_overwritten) {
   const auto store = heap_store(kSmall, kRoomy, 4);
-  for (uint64_t step = 1; step <= 4; ++step) {
+  for (uint64_t step = 1; step <= 3; ++step) {
     ASSERT_TRUE(is_ok(save(store.get(), State::of(step, kSizes), 1)));
     ASSERT_TRUE(is_ok(store->pin(step, true)));
   }
-  EXPECT_TRUE(fails(save(store.get(), State::of(5, kSizes), 1), Code::kBusy, "all 4 slots"));
-  EXPECT_EQ(list_of(store->versions()), "4.0 3.0 2.0 1.0");
+  const uint64_t bytes = store->media().size();
+  EXPECT_TRUE(fails(save(store.get(), State::of(4, kSizes), 1), Code::kBusy,
+                    "of 4 slots 3 are taken: readers hold 0 versions, this process has pinned 3, "
+                    "and the newest 1 are kept; 2 must be free"));
+  EXPECT_EQ(store->media().size(), bytes) << "nor does it grow";
+  EXPECT_EQ(list_of(store->versions()), "3.0 2.0 1.0");
   expect_all_whole(store.get(), kSizes);
   ASSERT_TRUE(is_ok(store->pin(2, false)));
-  ASSERT_TRUE(is_ok(save(store.get(), State::of(5, kSizes), 1)));
-  EXPECT_EQ(list_of(store->versions()), "5.0 4.0 3.0 1.0");
+  ASSERT_TRUE(is_ok(save(store.get(), State::of(4, kSizes), 1)));
+  EXPECT_EQ(list_of(store->versions()), "4.0 3.0 1.0");
+}
+
+// One slot is left for that, however many are pinned.
+TEST(Store, where_pins_fill_the_slots_one_may_go_back_to_an_older_version) {
+  const auto store = heap_store(kSmall, kRoomy, 4);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(is_ok(save(store.get(), State::of(step, kSizes), 1)));
+    ASSERT_TRUE(is_ok(store->pin(step, true)));
+  }
+  ASSERT_TRUE(is_ok(store->rebase(2)));
+  EXPECT_EQ(list_of(store->versions()), "2.1 1.0");
 }
 
 }  // namespace

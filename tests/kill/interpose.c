@@ -1,6 +1,7 @@
 // Faults where the core meets libc, for LD_PRELOAD: calls that fail, and a clock that jumps.
 //
 //   FAULT_MSYNC=n, FAULT_FSYNC=n   the first n calls succeed, every later one fails with EIO
+//   FAULT_RENAMEAT2=n              the same with EINVAL, as file systems have it without its flags
 //   FAULT_CLOCK=1                  the wall clock is ten years ahead and ten years behind in turns
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -12,25 +13,33 @@
 #include <time.h>
 #include <unistd.h>
 
-static int fails(const char* name, atomic_long* calls) {
+static int fails(const char* name, atomic_long* calls, int error) {
   const char* limit = getenv(name);
   if (limit == NULL || atomic_fetch_add(calls, 1) < atol(limit)) return 0;
-  errno = EIO;
+  errno = error;
   return 1;
 }
 
 int msync(void* memory, size_t bytes, int flags) {
   static atomic_long calls;
-  if (fails("FAULT_MSYNC", &calls)) return -1;
+  if (fails("FAULT_MSYNC", &calls, EIO)) return -1;
   int (*real)(void*, size_t, int) = (int (*)(void*, size_t, int))dlsym(RTLD_NEXT, "msync");
   return real(memory, bytes, flags);
 }
 
 int fsync(int fd) {
   static atomic_long calls;
-  if (fails("FAULT_FSYNC", &calls)) return -1;
+  if (fails("FAULT_FSYNC", &calls, EIO)) return -1;
   int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
   return real(fd);
+}
+
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
+  static atomic_long calls;
+  if (fails("FAULT_RENAMEAT2", &calls, EINVAL)) return -1;
+  int (*real)(int, const char*, int, const char*, unsigned) =
+      (int (*)(int, const char*, int, const char*, unsigned))dlsym(RTLD_NEXT, "renameat2");
+  return real(from_folder, from, to_folder, to, flags);
 }
 
 static time_t jump(void) {

@@ -303,3 +303,14 @@ def test_a_clock_that_jumps_is_not_looked_at(interposed, folder, tmp_path):
         assert series.acknowledged == 20
         series.check()
         goes_on(series)
+
+
+def test_a_file_system_whose_rename_may_replace_gets_stores_by_a_link(interposed, tmp_path):
+    series = Series(tmp_path / "run")
+    with Process(series, {**interposed, "FAULT_RENAMEAT2": "0"}, steps=2, close=True) as process:
+        process.go()
+        assert process.end() == ["done"]
+    assert sorted(os.listdir(tmp_path)) == ["run", "run.lock"]
+    assert series.path.stat().st_nlink == 1
+    series.check()
+    goes_on(series)

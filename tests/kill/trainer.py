@@ -17,9 +17,13 @@ by nursery.py.
 """
 
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -51,7 +55,9 @@ class Job:
         die_how: "kill"; or, at the point itself, "leave" without a word, or "raise".
         back: make the version before the newest the latest first, if there is one.
         talk: report every point, and wait there for a message.
-        orphan: fork a child once the store is open, which tries to use it and then waits for ever.
+        orphan: how to make a child once the store is open, "fork" or "multiprocessing", which tries
+            to use it and then waits for ever; None: none.
+        look: before each step, copy the folder of the store and read all of it: "copytree", "tar".
         close: close at the end.
         timeout: seconds that a batch may take.
     """
@@ -68,7 +74,8 @@ class Job:
     die_how: str = "kill"
     back: bool = False
     talk: bool = False
-    orphan: bool = False
+    orphan: str | None = None
+    look: str | None = None
     close: bool = False
     timeout: float = 60.0
 
@@ -169,6 +176,8 @@ class Trainer:
         step, state = self.restore(store)
         self.say("ack", step)
         for _ in range(job.steps):
+            if job.look:
+                look_into(os.path.dirname(job.path), job.look)
             advance(state)
             step += 1
             self.save(store, step, state)
@@ -179,9 +188,14 @@ class Trainer:
             store.close()
 
     def leave_a_child(self, store: Store) -> None:
-        child = os.fork()
-        if child:
-            return
+        if self.job.orphan == "multiprocessing":
+            context = multiprocessing.get_context("fork")
+            context.Process(target=self.stay, args=(store,), daemon=True).start()
+        elif os.fork() == 0:
+            self.stay(store)
+
+    def stay(self, store: Store) -> None:
+        """Be a child that outlives its trainer."""
         for call in (store.info, store.versions, lambda: store.commit(b""), lambda: store.pin(1)):
             try:
                 call()
@@ -228,6 +242,16 @@ class Trainer:
         self.at("queued")
         store.wait(commit, self.job.timeout)
         self.at("durable")
+
+
+def look_into(folder: str, how: str) -> None:
+    """Open and close every file of *folder*, in this process, as a backup of a run does."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        if how == "copytree":
+            shutil.copytree(folder, os.path.join(elsewhere, "copy"))
+        else:
+            with tarfile.open(os.path.join(elsewhere, "copy.tar"), "w") as archive:
+                archive.add(folder)
 
 
 def _die_in(microseconds: int) -> None:
