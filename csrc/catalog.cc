@@ -24,7 +24,7 @@ Status LineCatalog::retire(const std::vector<uint32_t>& indexes, uint64_t) {
   return media_.drain();
 }
 
-Status LineCatalog::settle() {
+Status LineCatalog::secure() {
   media_.flush(slot_offset(0), heap_offset(slot_count_) - slot_offset(0));
   return media_.drain();
 }

@@ -31,7 +31,7 @@ class Catalog {
   virtual Status publish(uint32_t index, const Slot& slot) = 0;
   virtual Status retire(const std::vector<uint32_t>& indexes, uint64_t in_use) = 0;
   // Makes durable what a process that was killed has left, before anything builds on it.
-  virtual Status settle() = 0;
+  virtual Status secure() = 0;
   // Makes the slots these, durably, after a drain or a page of the media failed: what became of
   // changes before that is unknown, where it depends on the media.
   virtual Status rewrite(const std::vector<Slot>& slots) = 0;
@@ -51,7 +51,7 @@ class LineCatalog final : public Catalog {
   Slot line(uint32_t index) const override;
   Status publish(uint32_t index, const Slot& slot) override;
   Status retire(const std::vector<uint32_t>& indexes, uint64_t in_use) override;
-  Status settle() override;
+  Status secure() override;
   Status rewrite(const std::vector<Slot>& slots) override;
   Status manifest(const Slot& slot, Bytes* bytes) const override;
   bool keeps_manifests() const override { return false; }

@@ -160,8 +160,8 @@ Status decode_manifest(const Media& media, const Slot& slot, Bytes manifest, Lay
 }
 
 // What lies over a slot would be changed by the commit that takes it.
-Status check_place(const Media& media, const Header& header, const Slot& slot,
-                   const Layout& layout) {
+Status check_area(const Media& media, const Header& header, const Slot& slot,
+                  const Layout& layout) {
   if (slot.record_offset < heap_offset(header.slot_count)) {
     return damaged(slot, "its area lies over the store's slots");
   }

@@ -140,8 +140,7 @@ bool is_slot(const Header& header, const Slot& slot);
 Status decode_manifest(const Media& media, const Slot& slot, Bytes manifest, Layout* layout,
                        Bytes* blob);
 // Whether the slot's area lies where it may: in the media, and not over header or slots.
-Status check_place(const Media& media, const Header& header, const Slot& slot,
-                   const Layout& layout);
+Status check_area(const Media& media, const Header& header, const Slot& slot, const Layout& layout);
 // What is wrong with a version, in a message that names it.
 Status damaged(const Slot& slot, const std::string& what);
 // `table` and `host` point into the media.

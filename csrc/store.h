@@ -114,7 +114,7 @@ class Store {
   Status open_catalog(const std::string& path, const StoreOptions& options);
   Status scan();
   Status read_manifest(Version* version) const;
-  Status settle_slots();
+  Status secure_slots();
   Status repair();
   Status keep_lost(Status status);
   bool has_pin_on(const Version& version) const;
@@ -128,9 +128,14 @@ class Store {
   std::optional<uint32_t> free_slot() const;
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
   Status too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const;
-  Status place(Attempt* attempt, const std::vector<Version>& kept, uint32_t keep,
-               bool place_manifest);
+  Status may_begin(uint32_t keep);
+  Status lay_out(uint64_t step, std::vector<uint64_t> extents, Bytes blob, uint64_t host_bytes,
+                 Attempt* attempt, std::vector<std::byte>* manifest) const;
+  Status make_room(uint32_t keep, Bytes manifest, Attempt* attempt);
+  Status take_room(const std::vector<Version>& kept, uint32_t keep, Bytes manifest,
+                   Attempt* attempt);
   Allocator allocator_of(const std::vector<Version>& kept) const;
+  void use_manifest(const Slot& slot, Allocator* allocator) const;
 
   std::shared_ptr<Media> media_;
   std::unique_ptr<Catalog> catalog_;
@@ -141,7 +146,7 @@ class Store {
   mutable std::mutex mutex_;       // guards all below
   std::vector<Version> versions_;  // newest first
   Status failed_;                  // kLost, once the media, a drain or the lock has said so
-  bool unsettled_ = false;         // a change of the slots has failed, or is under way
+  bool in_doubt_ = false;         // a change of the slots has failed, or is under way
   std::vector<Version> lent_;      // located by a reader: its private pages there are of these
   std::optional<uint32_t> begun_;  // the slot of the last attempt, until it is committed
 };

@@ -193,7 +193,7 @@ Status Store::start(const std::string& path, const StoreOptions& options) {
   if (!read_only_ && lock_.is_open()) RETURN_IF_ERROR(claim(path));
   if (catalog_ == nullptr) RETURN_IF_ERROR(open_catalog(path, options));
   RETURN_IF_ERROR(scan());
-  return read_only_ ? Status() : settle_slots();
+  return read_only_ ? Status() : secure_slots();
 }
 
 Status Store::open_catalog(const std::string& path, const StoreOptions& options) {
@@ -251,14 +251,14 @@ Status Store::read_manifest(Version* version) const {
     version->layout = same->layout;
     version->blob = same->blob;
   }
-  return check_place(*media_, header_, slot, *version->layout);
+  return check_area(*media_, header_, slot, *version->layout);
 }
 
 // A process that was killed may have left slots that every process sees and a crash would still
 // take away: a version that the next begin relies on, or one retired whose bytes it overwrites.
 // This drain makes what scan has seen durable before anything builds on it.
-Status Store::settle_slots() {
-  RETURN_IF_ERROR(catalog_->settle());
+Status Store::secure_slots() {
+  RETURN_IF_ERROR(catalog_->secure());
   return media_->check();
 }
 

@@ -32,15 +32,15 @@ Status Store::keep_lost(Status status) {
 // that versions share is drained with the first of them, before a slot names it, and not written
 // again. Until this has succeeded, no attempt begins.
 Status Store::repair() {
-  if (!unsettled_ && !media_->shaken()) return {};
-  unsettled_ = true;
+  if (!in_doubt_ && !media_->shaken()) return {};
+  in_doubt_ = true;
   RETURN_IF_ERROR(keep_lost(media_->recover()));
   RETURN_IF_ERROR(keep_lost(scan()));
   std::vector<Slot> lines(header_.slot_count);
   for (const Version& version : versions_) lines[version.index] = version.slot;
   RETURN_IF_ERROR(keep_lost(catalog_->rewrite(lines)));
   RETURN_IF_ERROR(keep_lost(media_->check()));
-  unsettled_ = false;
+  in_doubt_ = false;
   return {};
 }
 

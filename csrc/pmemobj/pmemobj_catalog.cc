@@ -126,7 +126,7 @@ Status PmemobjCatalog::retire(const std::vector<uint32_t>& indexes, uint64_t in_
   return {};
 }
 
-Status PmemobjCatalog::settle() {
+Status PmemobjCatalog::secure() {
   std::set<uint64_t> used;
   for (uint32_t index = 0; index < slot_count_; ++index) {
     const Slot slot = line(index);

@@ -4,7 +4,7 @@
 //   manifest  := pieces, each an object of at most 64 KiB: PieceHead, bytes
 //
 // Each change is one transaction. A manifest is put before any slot names it, so a process that is
-// killed in between leaves pieces that nothing names: `settle` frees them, as the next `put` does
+// killed in between leaves pieces that nothing names: `secure` frees them, as the next `put` does
 // those of attempts that were dropped, and `retire` those of manifests that nothing names now.
 // Extents never lie in a pool: its heap aligns objects to 16 bytes after a header, and cannot hold
 // large ones (docs/ARCHITECTURE.md).
@@ -36,7 +36,7 @@ class PmemobjCatalog final : public Catalog {
   Slot line(uint32_t index) const override;
   Status publish(uint32_t index, const Slot& slot) override;
   Status retire(const std::vector<uint32_t>& indexes, uint64_t in_use) override;
-  Status settle() override;
+  Status secure() override;
   // Nothing is unknown here: a transaction is there or not.
   Status rewrite(const std::vector<Slot>&) override { return {}; }
   Status manifest(const Slot& slot, Bytes* bytes) const override;

@@ -86,11 +86,11 @@ Status AtomicCatalog::retire(const std::vector<uint32_t>& indexes, uint64_t in_u
   return {};
 }
 
-Status AtomicCatalog::settle() {
+Status AtomicCatalog::secure() {
   if (orphans(memory_, slot_count_) == 0) return {};
   std::vector<std::byte> after = pages();
   free_unnamed(&after, 0);
-  change("settle", after);
+  change("secure", after);
   return {};
 }
 
@@ -106,7 +106,7 @@ Status AtomicCatalog::manifest(const Slot& slot, Bytes* bytes) const {
 
 Status AtomicCatalog::put(Bytes manifest, Slot* slot) {
   CHECK(!manifest.empty() && manifest.size() <= kManifestRoom);
-  RETURN_IF_ERROR(settle());
+  RETURN_IF_ERROR(secure());
   std::vector<std::byte> after = pages();
   for (uint32_t index = 0; index < slot_count_; ++index) {
     if (manifest_bytes_in(after, index) != 0) continue;

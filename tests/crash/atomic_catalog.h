@@ -6,7 +6,7 @@
 //   slot page := Slot, u32 bytes of the manifest that lies here or 0, the manifest
 //
 // A page's manifest may be any slot's. As there, a put comes before a publish, so there may be one
-// that no slot names: settle frees it, the next put does first, and a retire unless it is in use.
+// that no slot names: secure frees it, the next put does first, and a retire unless it is in use.
 #pragma once
 
 #include <functional>
@@ -31,7 +31,7 @@ class AtomicCatalog final : public Catalog {
   Slot line(uint32_t index) const override;
   Status publish(uint32_t index, const Slot& slot) override;
   Status retire(const std::vector<uint32_t>& indexes, uint64_t in_use) override;
-  Status settle() override;
+  Status secure() override;
   Status rewrite(const std::vector<Slot>&) override { return {}; }
   Status manifest(const Slot& slot, Bytes* bytes) const override;
   bool keeps_manifests() const override { return true; }
