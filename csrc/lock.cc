@@ -100,7 +100,7 @@ Status StoreLock::open(const std::string& path, bool writer) {
   // Not a store: a FIFO would wait for its other end.
   const int flags = (writer ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_NONBLOCK;
   if (const int error = store_.descriptor().open(path, flags); error != 0) {
-    return from_errno("cannot open " + path, error);
+    return from_errno("cannot open " + path + (writer ? " for writing" : ""), error);
   }
   struct stat file = {};
   if (fstat(store_.descriptor().get(), &file) != 0) return from_errno("cannot stat " + path);

@@ -19,6 +19,7 @@ constexpr int kOpensMax = 8;   // of a path whose file is replaced again and aga
 // The store's own name: all links are followed, the last one even if there is nothing where it
 // points, since that is where the store is to be made.
 Status resolve(const std::string& path, std::string* real) {
+  if (path.empty()) return {Code::kInvalid, "the path of a store is empty"};
   std::string at = path;
   for (int links = 0; links < kLinksMax; ++links) {
     char* resolved = realpath(at.c_str(), nullptr);
@@ -36,7 +37,6 @@ Status resolve(const std::string& path, std::string* real) {
     if (resolved == nullptr) return from_errno("cannot look into the folder of " + path);
     const std::string folder = std::string(resolved) + "/";
     std::free(resolved);
-    if (name.empty()) return {Code::kNotFound, "there is no folder " + path};
     std::string target(4096, '\0');
     const ssize_t bytes = readlink((folder + name).c_str(), target.data(), target.size());
     if (bytes < 0) {
@@ -117,6 +117,8 @@ Store::~Store() {
 Status Store::check_hold() {
   if (!failed_.ok() || token_.nonce == 0) return failed_;
   if (!holds_token()) {
+    // A page that is gone has no token either.
+    if (failed_ = media_->check(); !failed_.ok()) return failed_;
     return failed_ = {Code::kLost,
                       "another process has opened the store for writing, and has "
                       "taken it over: " +
@@ -129,16 +131,14 @@ Status Store::check_hold() {
 
 // Locks the file at `path` and opens it as media: the same file, though others may replace it.
 Status Store::open_file(const std::string& path, const StoreOptions& options) {
-  for (int i = 0; i < kOpensMax; ++i) {
-    Status status = lock_.open(path, !options.read_only);
-    if (status.code() == Code::kBusy) return busy(path, options.media);
-    RETURN_IF_ERROR(status);
-    std::unique_ptr<Media> media;
-    RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &media));
-    media_ = std::move(media);
-    if (lock_.is_of(media_->descriptor())) return {};
-  }
-  return {Code::kBusy, path + " is being replaced again and again while it is opened"};
+  Status status = lock_.open(path, !options.read_only);
+  if (status.code() == Code::kBusy) return busy(path, options.media);
+  RETURN_IF_ERROR(status);
+  std::unique_ptr<Media> media;
+  RETURN_IF_ERROR(FileMedia::open(path, options.media, options.read_only, &media));
+  media_ = std::move(media);
+  if (lock_.is_of(media_->descriptor())) return {};
+  return {Code::kBusy, path + " was replaced while it was being opened"};
 }
 
 Status Store::open_path(const std::string& path, const StoreOptions& options) {
@@ -168,13 +168,21 @@ Status Store::open(const std::string& path, const StoreOptions& options,
     const uint64_t bytes = std::max(options.bytes, least_bytes(options));
     return open(std::make_unique<HeapMedia>(bytes, bytes), options, true, store);
   }
-  std::unique_ptr<Store> opened(new Store());
-  std::string real;
-  RETURN_IF_ERROR(resolve(path, &real));
-  RETURN_IF_ERROR(opened->open_path(real, options));
-  if (Status status = opened->start(real, options); !status.ok()) {
-    return {status.code(), path + ": " + status.message()};
+  std::unique_ptr<Store> opened;
+  Status status;
+  // What was met may be of a file that has just been replaced by another, as archives are.
+  for (int i = 0; i < kOpensMax; ++i) {
+    std::string real;
+    RETURN_IF_ERROR(resolve(path, &real));
+    opened.reset(new Store());
+    status = opened->open_path(real, options);
+    if (status.ok()) {
+      status = opened->start(real, options);
+      if (!status.ok()) status = {status.code(), path + ": " + status.message()};
+    }
+    if (status.ok() || opened->lock_.check().code() != Code::kLost) break;
   }
+  RETURN_IF_ERROR(status);
   if (const uint64_t count = opened->unsafe_shutdowns(); count > 0) {
     for (Version& version : opened->versions_) {
       if (version.damage.ok()) continue;

@@ -264,8 +264,8 @@ def test_a_failed_version_does_not_keep_the_signal_back(path, handled):
     update(model, optimizer, 0)
     os.remove(path)
     signal.raise_signal(signal.SIGUSR1)
-    with pytest.warns(lightckpt.CheckpointWarning, match="was removed while it was open"):
+    with pytest.warns(lightckpt.CheckpointWarning, match="removed or replaced while it was open"):
         checkpointer.mark()
     assert handled == [signal.SIGUSR1]
-    with pytest.raises(lightckpt.MediaError, match="was removed while it was open"):
+    with pytest.raises(lightckpt.MediaError, match="removed or replaced while it was open"):
         checkpointer.close()
