@@ -161,7 +161,7 @@ def test_a_busy_boundary_gives_up_what_is_not_copied_yet_if_that_is_wanted(path,
 
 
 def test_a_begin_that_is_refused_is_said_and_training_goes_on(path, monkeypatch):
-    """Not taken for an attempt that an interrupt has left open, whose drop would then be refused."""
+    """Not taken for an attempt that an interrupt left open, whose drop would then be refused."""
     model, optimizer = make()
     with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
         with monkeypatch.context() as refusing:

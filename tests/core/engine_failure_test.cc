@@ -195,6 +195,25 @@ TEST(NotTheMedia, too_little_room_ends_when_less_is_asked_for) {
   EXPECT_TRUE(holds(engine.store(), engine.latest(), State::of(3, kSizes)));
 }
 
+// A worker's own drain, before the commit's, takes the ranges and fails; no later one says so.
+TEST_F(OnPages, a_file_system_that_was_full_costs_the_version_of_that_time_only) {
+  Signal failed;
+  ASSERT_TRUE(is_ok(engine.begin(second)));
+  engine.media->on_sync = [&](uint64_t, uint64_t) {
+    failed.set();
+    return Status(Code::kNoSpace, "the disk is full");
+  };
+  ASSERT_TRUE(is_ok(engine.run(Op::kWrite, 0, second))) << "copied it is";
+  ASSERT_TRUE(failed.wait());
+  EXPECT_TRUE(fails(engine.commit(second), Code::kNoSpace, "the disk is full"));
+  EXPECT_TRUE(fails(engine.begin(second), Code::kNoSpace, "the disk is full"));
+  engine.media->on_sync = nullptr;
+  const State third = State::of(3, kSizes);
+  ASSERT_TRUE(is_ok(engine.save(third)));
+  EXPECT_TRUE(holds(engine.store(), engine.latest(), third));
+  EXPECT_EQ(engine->counters().commits, 2u);
+}
+
 TEST(NotTheMedia, an_outgrown_record_costs_its_version_only) {
   TestEngine engine;
   ASSERT_TRUE(is_ok(engine.save(State::of(1, kSizes))));
