@@ -118,7 +118,7 @@ Status Store::check_hold() {
   if (!failed_.ok() || token_.nonce == 0) return failed_;
   if (!holds_token()) {
     // A page that is gone has no token either.
-    if (failed_ = media_->check(); !failed_.ok()) return failed_;
+    RETURN_IF_ERROR(keep_lost(media_->check()));
     return failed_ = {Code::kLost,
                       "another process has opened the store for writing, and has "
                       "taken it over: " +

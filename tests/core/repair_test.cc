@@ -15,7 +15,7 @@ using After = FullMedia::After;
 
 const std::vector<uint64_t> kSizes = {5000, 0, 300};
 const std::vector<uint64_t> kOther = {7000, 20};
-constexpr uint64_t kBytes = 256 * 1024;
+constexpr uint64_t kBytes = 512 * 1024;
 constexpr uint64_t kNone = UINT64_MAX;
 constexpr uint32_t kKeep = 2;
 
