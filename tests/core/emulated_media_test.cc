@@ -198,7 +198,7 @@ TEST_F(Emulated, who_waits_for_a_copy_at_the_gate_waits_no_longer_than_he_said) 
   }
   closed.open();
   EXPECT_TRUE(is_ok(engine.wait(batch, kDeadlineNs, &report)));
-  EXPECT_TRUE(is_ok(engine.commit(state.host, &batch)));
+  EXPECT_TRUE(is_ok(engine.queue_commit(state.host, &batch)));
   EXPECT_TRUE(is_ok(engine.wait(batch, kDeadlineNs, &report)));
   EXPECT_TRUE(holds(&engine.store(), engine.store().versions().front(), state));
 }

@@ -47,7 +47,7 @@ struct FailingStore {
 void expect_final(Store* store, const std::string& why) {
   Attempt attempt;
   EXPECT_TRUE(fails(begin(store, State::of(90, kSizes), 1, &attempt), Code::kLost, why));
-  EXPECT_TRUE(fails(store->commit(attempt, {}, {}), Code::kLost, why));
+  EXPECT_TRUE(fails(store->commit(attempt, RecordFront(0), {}), Code::kLost, why));
   EXPECT_TRUE(fails(store->rebase(store->versions().back().slot.version), Code::kLost, why));
 }
 
