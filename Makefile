@@ -75,7 +75,8 @@ lint: setup ## style, types, layout, and the rules in tests/test_tidy.py
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict lightckpt bindings/pypmemobj
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
-	printf '%s\n' csrc/*.cc csrc/*/*.cc | xargs -P $(JOBS) -n 1 sh -c '$(thread_safety)' $(BIN)/clang-tidy
+	printf '%s\n' csrc/*.cc csrc/*/*.cc | xargs -P $(JOBS) -n 1 \
+	  sh -c '$(thread_safety)' $(BIN)/clang-tidy
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
 # What clang finds by csrc/thread_annotations.h. clang-tidy is the clang that comes as a wheel; its

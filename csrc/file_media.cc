@@ -243,7 +243,7 @@ Status FileMedia::recover() {
   if (const Status status = check(); status.code() == Code::kLost) return status;
   if (mapping_.guard().trips() > 0) {
     if (!mapping_.renew()) return from_errno("cannot map " + path_ + " anew");
-    std::lock_guard lock(populated_mutex_);
+    const MutexLock lock(populated_mutex_);
     populated_ = {};
   }
   return Media::recover();
@@ -251,14 +251,14 @@ Status FileMedia::recover() {
 
 void FileMedia::populate(uint64_t offset, uint64_t bytes) {
   {
-    std::lock_guard lock(populated_mutex_);
+    const MutexLock lock(populated_mutex_);
     if (populated_.contains(offset, offset + bytes)) return;
   }
   const uint64_t begin = offset / 4096 * 4096;
   const uint64_t end = std::min(size(), (offset + bytes + 4095) / 4096 * 4096);
   // Only a hint: where the kernel does not know it, pages come by faults as they always did.
   madvise(base_ + begin, end - begin, read_only_ ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
-  std::lock_guard lock(populated_mutex_);
+  const MutexLock lock(populated_mutex_);
   populated_.add(begin, end);
 }
 

@@ -80,8 +80,8 @@ class FileMedia : public Media {
   uint64_t capacity_ = 0;  // reserved from base_ on
   Mapping mapping_;
   Mapping private_;  // a reader's of a file
-  std::mutex populated_mutex_;
-  RangeSet populated_;
+  Mutex populated_mutex_;
+  RangeSet populated_ GUARDED_BY(populated_mutex_);
 };
 
 // Fixed capacity: grows within it, and refuses beyond.

@@ -6,8 +6,7 @@
 //   1. What other threads change is an atomic that is whole at every instant, or is changed under
 //      ForkLock, which the fork itself waits for and takes: in the child nobody holds it.
 //   2. No function-local static has an initialiser that runs code, and there is no call_once: a
-//   thread that the
-//      child lacks may be inside one. Libraries are loaded by load_once instead.
+//      thread that the child lacks may be inside one. Libraries are loaded by load_once instead.
 //   3. A descriptor that stands for something held (an open-file-description lock, which ends when
 //      the last descriptor of it is closed) is a Descriptor, and the child closes it at once: a
 //      loader's worker that outlives its trainer holds no store.

@@ -118,6 +118,7 @@ Status StoreLock::open(const std::string& path, bool writer) {
 }
 
 void StoreLock::release() {
+  const MutexLock lock(mutex_);
   for (auto& count : pins_) count = 0;
   sealed_ = 0;
   store_.release();
@@ -152,7 +153,7 @@ Status StoreLock::check() {
 
 Status StoreLock::pin(uint32_t slot) {
   CHECK(slot < kLockSlotsMax);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Status retired(Code::kBusy, "version slot " + std::to_string(slot) + " is being retired");
   if ((sealed_ >> slot & 1u) != 0) return retired;
   if (is_open() && pins_[slot] == 0 && !store_.set(F_RDLCK, byte_of(slot))) {
@@ -164,7 +165,7 @@ Status StoreLock::pin(uint32_t slot) {
 }
 
 void StoreLock::unpin(uint32_t slot) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!pinned_here(slot)) return;
   if (--pins_[slot] == 0 && is_open()) store_.set(F_UNLCK, byte_of(slot));
 }
@@ -183,7 +184,7 @@ bool StoreLock::pinned_elsewhere(uint32_t slot) const {
 }
 
 bool StoreLock::try_seal(uint32_t slot) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (pinned_here(slot)) return false;
   if (is_open() && !store_.set(F_WRLCK, byte_of(slot))) return false;
   if (name_.is_open() && !name_.set(F_WRLCK, byte_of(slot))) {
@@ -195,7 +196,7 @@ bool StoreLock::try_seal(uint32_t slot) {
 }
 
 void StoreLock::unseal(uint32_t slot) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_open()) store_.set(F_UNLCK, byte_of(slot));
   if (name_.is_open()) name_.set(F_UNLCK, byte_of(slot));
   sealed_ &= ~(uint64_t{1} << slot);

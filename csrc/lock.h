@@ -29,11 +29,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #include "fork.h"
 #include "status.h"
+#include "thread_annotations.h"
 
 namespace lightckpt {
 
@@ -109,8 +109,8 @@ class StoreLock {
   ino_t inode_ = 0;
   bool alone_ = true;
   pid_t holder_pid_ = 0;
-  std::mutex mutex_;     // guards sealed_, and the order of counts and locks
-  uint64_t sealed_ = 0;  // bit per slot
+  Mutex mutex_;                                              // for the order of counts and locks
+  uint64_t sealed_ GUARDED_BY(mutex_) = 0;                   // bit per slot
   std::array<std::atomic<uint32_t>, kLockSlotsMax> pins_{};  // looked at without the mutex
 };
 

@@ -77,7 +77,7 @@ void Media::flush_ragged_end(uint64_t offset, uint64_t bytes) {
 void Media::flush(uint64_t offset, uint64_t bytes) {
   trace(MediaEvent::Kind::kFlush, offset, bytes, nullptr);
   if (granularity_ == Granularity::kPage) {
-    std::lock_guard lock(pending_mutex_);
+    const MutexLock lock(pending_mutex_);
     pending_.add(offset, offset + bytes);
   } else {
     write_back(flush_method_, base_ + offset, bytes);
@@ -100,12 +100,12 @@ void Media::dma_done(uint64_t offset, uint64_t bytes) {
 Status Media::drain() {
   fence();
   if (granularity_ != Granularity::kPage) return {};
-  std::lock_guard drain_lock(drain_mutex_);
+  const MutexLock drain_lock(drain_mutex_);
   // A later one that succeeds says nothing of those ranges: the kernel takes them for written.
   if (!drain_failed_.ok()) return drain_failed_;
   RangeSet pending;
   {
-    std::lock_guard lock(pending_mutex_);
+    const MutexLock lock(pending_mutex_);
     std::swap(pending, pending_);
   }
   for (const auto& [begin, end] : pending.ranges()) {
@@ -114,7 +114,7 @@ Status Media::drain() {
     if (status.ok()) continue;
     shaken_ = status.code() == Code::kNoSpace;
     drain_failed_ = {shaken_ ? Code::kNoSpace : Code::kLost, status.message()};
-    std::lock_guard lock(pending_mutex_);
+    const MutexLock lock(pending_mutex_);
     for (const auto& [first, last] : pending.ranges()) pending_.add(first, last);
     return drain_failed_;
   }
@@ -122,7 +122,7 @@ Status Media::drain() {
 }
 
 Status Media::recover() {
-  std::lock_guard lock(drain_mutex_);
+  const MutexLock lock(drain_mutex_);
   if (drain_failed_.code() == Code::kLost) return drain_failed_;
   drain_failed_ = {};
   shaken_ = false;

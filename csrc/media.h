@@ -23,12 +23,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 
 #include "copy.h"
 #include "status.h"
+#include "thread_annotations.h"
 
 namespace lightckpt {
 
@@ -135,11 +135,11 @@ class Media {
   void flush_ragged_end(uint64_t offset, uint64_t bytes);
 
   MediaTrace* trace_ = nullptr;
-  std::mutex pending_mutex_;
-  RangeSet pending_;        // flushed since the last drain, kPage only
-  std::mutex drain_mutex_;  // a drain returns only after the ones that took ranges before it
-  Status drain_failed_;     // the first that failed; guarded by drain_mutex_
-  std::atomic<bool> shaken_ = false;  // that failed for want of space
+  Mutex pending_mutex_;                          // taken under the next, never the other way round
+  RangeSet pending_ GUARDED_BY(pending_mutex_);  // flushed since the last drain, kPage only
+  Mutex drain_mutex_;  // a drain returns only after the ones that took ranges before it
+  Status drain_failed_ GUARDED_BY(drain_mutex_);  // the first that failed
+  std::atomic<bool> shaken_ = false;              // that failed for want of space
 };
 
 }  // namespace lightckpt

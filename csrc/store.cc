@@ -21,7 +21,7 @@ uint64_t Store::newest() const {
 }
 
 std::vector<Version> Store::versions() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // A reader follows the writer; a failed look leaves what was known.
   if (read_only_) (void)scan().ok();
   std::vector<Version> found;
@@ -40,7 +40,7 @@ std::vector<Version> Store::versions() {
 Status Store::find(uint64_t number, Version* found) {
   if (read_only_) {
     // As long as its slot says the same, what is known of a version holds: no need to scan anew.
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const Version& version : versions_) {
       Slot slot;
       if (version.slot.version == number && version.damage.ok() &&
@@ -90,7 +90,7 @@ Status Store::clear(uint32_t index, uint64_t manifest_in_use) {
 }
 
 Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!failed_.ok()) return failed_;
   CHECK(record.chunk_count() == attempt.layout->chunk_count);
   const Bytes front = record.seal({0, 0, header_.store_id, attempt.slot.step, host.size()});
@@ -136,7 +136,7 @@ Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
 }
 
 Status Store::rebase(uint64_t number) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   RETURN_IF_ERROR(check_hold());
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
   RETURN_IF_ERROR(repair());
@@ -190,7 +190,7 @@ Status Store::pin(uint64_t number, bool pinned) {
   const bool is_first = !has_pin_on(version);
   RETURN_IF_ERROR(lock_.pin(version.index));
   // The writer may have retired it between the look and the lock.
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Slot again = {};
   if (read_slot(version.index, &again) && again.version == version.slot.version &&
       again.generation == version.slot.generation) {

@@ -20,7 +20,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -109,31 +108,32 @@ class Store {
   Status busy(const std::string& path, MediaKind kind) const;
   Status claim(const std::string& path);
   bool holds_token() const;
-  Status check_hold();
+  Status check_hold() REQUIRES(mutex_);
   Status start(const std::string& path, const StoreOptions& options);
   Status open_catalog(const std::string& path, const StoreOptions& options);
-  Status scan();
-  Status read_manifest(Version* version) const;
+  Status scan() REQUIRES(mutex_);
+  Status read_manifest(Version* version) const REQUIRES(mutex_);
   Status secure_slots();
-  Status repair();
-  Status keep_lost(Status status);
+  Status repair() REQUIRES(mutex_);
+  Status keep_lost(Status status) REQUIRES(mutex_);
   bool has_pin_on(const Version& version) const;
-  void forget_private(const Version& version);
+  void forget_private(const Version& version) REQUIRES(mutex_);
   bool read_slot(uint32_t index, Slot* slot) const;
-  void sort_versions();
-  uint64_t newest() const;  // the highest number in a slot; 0 where there is none
-  Status write_slot(uint32_t index, const Slot& slot);
-  Status retire(const std::vector<uint32_t>& indexes, uint64_t manifest_in_use = 0);
-  Status clear(uint32_t index, uint64_t manifest_in_use = 0);
-  std::optional<uint32_t> free_slot() const;
-  std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired);
+  void sort_versions() REQUIRES(mutex_);
+  uint64_t newest() const REQUIRES(mutex_);  // the highest number in a slot; 0 where there is none
+  Status write_slot(uint32_t index, const Slot& slot) REQUIRES(mutex_);
+  Status retire(const std::vector<uint32_t>& indexes, uint64_t manifest_in_use = 0)
+      REQUIRES(mutex_);
+  Status clear(uint32_t index, uint64_t manifest_in_use = 0) REQUIRES(mutex_);
+  std::optional<uint32_t> free_slot() const REQUIRES(mutex_);
+  std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired) REQUIRES(mutex_);
   Status too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const;
-  Status may_begin(uint32_t keep);
+  Status may_begin(uint32_t keep) REQUIRES(mutex_);
   Status lay_out(uint64_t step, std::vector<uint64_t> extents, Bytes blob, uint64_t host_bytes,
-                 Attempt* attempt, std::vector<std::byte>* manifest) const;
-  Status make_room(uint32_t keep, Bytes manifest, Attempt* attempt);
+                 Attempt* attempt, std::vector<std::byte>* manifest) const REQUIRES(mutex_);
+  Status make_room(uint32_t keep, Bytes manifest, Attempt* attempt) REQUIRES(mutex_);
   Status take_room(const std::vector<Version>& kept, uint32_t keep, Bytes manifest,
-                   Attempt* attempt);
+                   Attempt* attempt) REQUIRES(mutex_);
   Allocator allocator_of(const std::vector<Version>& kept) const;
   void use_manifest(const Slot& slot, Allocator* allocator) const;
 
@@ -143,12 +143,14 @@ class Store {
   Header header_ = {};
   Token token_ = {};  // of a writer whose store has a path
   bool read_only_ = false;
-  mutable std::mutex mutex_;       // guards all below
-  std::vector<Version> versions_;  // newest first
-  Status failed_;                  // kLost, once the media, a drain or the lock has said so
-  bool in_doubt_ = false;         // a change of the slots has failed, or is under way
-  std::vector<Version> lent_;      // located by a reader: its private pages there are of these
-  std::optional<uint32_t> begun_;  // the slot of the last attempt, until it is committed
+  mutable Mutex mutex_;
+  std::vector<Version> versions_ GUARDED_BY(mutex_);  // newest first
+  Status failed_ GUARDED_BY(mutex_);  // kLost, once the media, a drain or the lock has said so
+  bool in_doubt_ GUARDED_BY(mutex_) = false;  // a change of the slots has failed, or is under way
+  std::vector<Version> lent_
+      GUARDED_BY(mutex_);  // located by a reader: its private pages there are of these
+  std::optional<uint32_t> begun_
+      GUARDED_BY(mutex_);  // the slot of the last attempt, until it is committed
 };
 
 }  // namespace lightckpt

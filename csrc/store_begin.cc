@@ -14,7 +14,7 @@ constexpr size_t kSlotsFree = 2;
 
 Status Store::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents, Bytes blob,
                     uint64_t host_bytes, Attempt* attempt) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   RETURN_IF_ERROR(may_begin(keep));
   std::vector<std::byte> manifest;
   RETURN_IF_ERROR(lay_out(step, std::move(extents), blob, host_bytes, attempt, &manifest));
@@ -205,7 +205,7 @@ std::optional<uint32_t> Store::free_slot() const {
 }
 
 uint64_t Store::free_bytes() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return allocator_of(versions_).free_bytes();
 }
 

@@ -184,6 +184,7 @@ Status Store::open(const std::string& path, const StoreOptions& options,
   }
   RETURN_IF_ERROR(status);
   if (const uint64_t count = opened->unsafe_shutdowns(); count > 0) {
+    const MutexLock lock(opened->mutex_);
     for (Version& version : opened->versions_) {
       if (version.damage.ok()) continue;
       version.damage = {version.damage.code(), version.damage.message() + "; its media has had " +
@@ -196,6 +197,7 @@ Status Store::open(const std::string& path, const StoreOptions& options,
 }
 
 Status Store::start(const std::string& path, const StoreOptions& options) {
+  const MutexLock lock(mutex_);  // of nobody else's knowledge yet, but what is called here needs it
   read_only_ = options.read_only;
   RETURN_IF_ERROR(decode_header(*media_, &header_));
   if (!read_only_ && lock_.is_open()) RETURN_IF_ERROR(claim(path));

@@ -34,7 +34,7 @@ Status Store::locate(uint64_t number, uint32_t extent, std::span<std::byte>* byt
   std::byte* const area = media_->private_view() + found.slot.record_offset;
   *bytes = {area + layout.extent_offsets[extent], layout.extent_bytes[extent]};
   if (!read_only_) return media_->check();
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto known = [&](const Version& lent) { return is_same(lent, found); };
   if (!std::ranges::any_of(lent_, known)) {
     forget_private(found);
@@ -45,7 +45,7 @@ Status Store::locate(uint64_t number, uint32_t extent, std::span<std::byte>* byt
 
 // Extents share pages, so it is the area that counts, whichever slot names it.
 bool Store::has_pin_on(const Version& version) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::ranges::any_of(versions_, [&](const Version& other) {
     return other.slot.record_offset == version.slot.record_offset && lock_.pinned_here(other.index);
   });
