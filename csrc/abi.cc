@@ -242,8 +242,7 @@ int lckpt_view(lckpt_store* store, uint64_t version, const void** manifest,
     const uint32_t* table = nullptr;
     Bytes host_state;
     RETURN_IF_ERROR(engine.store().find(version, &found));
-    RETURN_IF_ERROR(
-        decode_record(engine.store().media(), found.slot, *found.layout, &table, &host_state));
+    RETURN_IF_ERROR(engine.store().read_record(found, &table, &host_state));
     *manifest = found.blob.data();
     *manifest_bytes = found.blob.size();
     *host = host_state.data();

@@ -76,6 +76,12 @@ void BatchQueue::release_commit() {
   has_work_.notify_one();
 }
 
+void BatchQueue::hold_commit(Batch* batch) {
+  MutexLock lock(mutex_);
+  batch->held_ = true;
+  batch->report_.start_ns = 0;
+}
+
 Batch* BatchQueue::find(uint64_t number) const {
   const auto found = std::ranges::lower_bound(
       queue_, number, {}, [](const std::unique_ptr<Batch>& batch) { return batch->number; });

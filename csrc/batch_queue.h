@@ -60,6 +60,8 @@ class BatchQueue {
   Status push(std::unique_ptr<Batch>* batch, uint64_t* number);
   // A commit is queued held; this lets it run.
   void release_commit();
+  // It has had its turn too early, and is held again.
+  void hold_commit(Batch* batch);
 
   // For who waits. A part of the batch, if there is one that may be done by others than workers; a
   // small one, so that its caller can look at its deadline.

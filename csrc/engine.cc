@@ -70,8 +70,7 @@ Status Engine::make_batch(Op op, uint64_t version, std::span<const Span> spans, 
     Version found;
     Bytes host;
     RETURN_IF_ERROR(store_->find(version, &found));
-    RETURN_IF_ERROR(
-        decode_record(store_->media(), found.slot, *found.layout, &batch->table, &host));
+    RETURN_IF_ERROR(store_->read_record(found, &batch->table, &host));
     RETURN_IF_ERROR(batch->cut(*found.layout, found.slot.record_offset, spans));
   }
   *made = std::move(batch);

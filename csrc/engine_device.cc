@@ -4,6 +4,7 @@
 
 #include "crc32c.h"
 #include "engine.h"
+#include "sigbus.h"
 
 namespace lightckpt {
 
@@ -59,6 +60,7 @@ void Engine::run_arrived(Batch* batch) {
 
 // Returns the end of the piece's chunks: they follow one another in the batch.
 size_t Engine::copy_piece(const DeviceFeed::Found& found) {
+  const SigbusGuard::Armed armed;
   const Piece& piece = found.piece;
   Batch* const batch = found.batch;
   size_t at = batch->first_of(piece.span) + piece.offset / kChunkBytes;

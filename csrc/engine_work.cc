@@ -8,6 +8,7 @@
 
 #include "crc32c.h"
 #include "engine.h"
+#include "sigbus.h"
 
 namespace lightckpt {
 namespace {
@@ -69,6 +70,11 @@ void Engine::run_drain() {
 }
 
 void Engine::run_commit(Batch* batch) {
+  // Who released it may have looked at the version before this one.
+  if (!draft_.commit_may_run()) {
+    queue_.hold_commit(batch);
+    return release_commit();  // what it waits for may have left meanwhile
+  }
   const uint64_t begin = now_ns();
   Status status = guarded([&] { return draft_.commit(store_.get(), batch->host); });
   draft_.conclude(status, batch->host.size(), now_ns() - begin);
@@ -79,6 +85,7 @@ void Engine::run_commit(Batch* batch) {
 void Engine::run_chunks(const Turn& turn) {
   Batch* const batch = turn.batch;
   Status status = guarded([&]() -> Status {
+    const SigbusGuard::Armed armed;
     for (size_t i = turn.begin; i < turn.end; ++i) {
       const Chunk& chunk = batch->chunks[i];
       if (!copy_chunk(*batch, chunk)) queue_.note_bad(batch, chunk.extent);

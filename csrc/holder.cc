@@ -95,6 +95,10 @@ Holder holder_of(const Token& token, uint64_t inode) {
   return start_ticks == token.start_ticks ? Holder::kLives : Holder::kEnded;
 }
 
+bool is_of_this_boot(const Token& token) {
+  return token.boot != std::array<uint8_t, 16>{} && token.boot == boot_id();
+}
+
 std::string words_of(const Token& token, uint64_t inode) {
   const std::string pid = std::to_string(token.pid);
   switch (holder_of(token, inode)) {
@@ -108,6 +112,17 @@ std::string words_of(const Token& token, uint64_t inode) {
     default:
       return "another process, which has not said which it is";
   }
+}
+
+bool may_be_lock_file(const std::string& path, const struct stat& file) {
+  if (file.st_size == 0) return true;
+  Token token;
+  if (file.st_size != sizeof(token)) return false;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool whole = pread(fd, &token, sizeof(token), 0) == ssize_t{sizeof(token)};
+  close(fd);
+  return whole && token.nonce != 0 && token.crc == crc_of(token);
 }
 
 void sign_lock_file(int descriptor) {

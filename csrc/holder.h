@@ -12,6 +12,7 @@
 // taken the store over, even where no lock could tell (a device node that was made twice).
 #pragma once
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <array>
@@ -46,12 +47,16 @@ enum class Holder {
 // This process's token for a file that has this inode.
 Status make_token(uint64_t inode, Token* token);
 Holder holder_of(const Token& token, uint64_t inode);
+// Was it written since this machine started? A process of that may be running still.
+bool is_of_this_boot(const Token& token);
 // Who holds the store, to end a sentence with: "process 17".
 std::string words_of(const Token& token, uint64_t inode);
 
 // Puts this process's token at the start of an open lock file, or reads the one that stands there.
 // As far as that can be done: a message is all that depends on it.
 void sign_lock_file(int descriptor);
+// May the file be one that was made to be a lock file? Those are empty, or a token.
+bool may_be_lock_file(const std::string& path, const struct stat& file);
 Holder holder_of_lock_file(const std::string& path, Token* token, uint64_t* inode);
 
 }  // namespace lightckpt

@@ -75,8 +75,10 @@ Status StoreLock::take_name(const std::string& path, bool* held) {
   if (name_.descriptor().open(path + ".lock", flags, kWritable) != 0) return {};
   struct stat file = {}, store = {};
   const bool exists = stat(path.c_str(), &store) == 0;
-  // One that somebody else has put there says nothing of the store.
+  // One that somebody else has put there says nothing of the store; nor does any other file, or
+  // store, that has this name.
   if (fstat(name_.descriptor().get(), &file) != 0 || !S_ISREG(file.st_mode) ||
+      !may_be_lock_file(path + ".lock", file) ||
       (file.st_uid != geteuid() && (!exists || file.st_uid != store.st_uid))) {
     name_.release();
     return {};

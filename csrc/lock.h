@@ -62,6 +62,8 @@ class StoreLock {
   pid_t holder_pid() const { return holder_pid_; }
   // False for a writer that a reader is in the way of.
   bool alone() const { return alone_; }
+  // Does a writer hold the lock file too?
+  bool holds_name() const { return name_.is_open(); }
   // Is the open file `descriptor` the one that is locked?
   bool is_of(int descriptor) const;
   uint64_t inode() const { return inode_; }

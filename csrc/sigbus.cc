@@ -17,6 +17,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <new>
 #include <utility>
 
 namespace lightckpt {
@@ -42,6 +43,7 @@ constexpr uint32_t kReturnsMax = 1000;  // of one fault in a row
 std::atomic<SigbusRange*> ranges{nullptr};
 std::array<std::atomic<const struct sigaction*>, kLevels> below{};
 std::atomic<size_t> levels{0};
+thread_local int armed_here = 0;
 std::atomic<pid_t> arming{0};  // the process that changes them; a fork may leave it to a child
 
 // How often whoever was passed a fault at this address has returned from it.
@@ -78,7 +80,9 @@ bool replace(uintptr_t address) {
   ++range->trips;
   const int protection = range->protection;
   // A mapping of huge pages can only be replaced a huge page at a time.
-  return put_page(address, 4096, protection) || put_page(address, 2 << 20, protection);
+  const bool put = put_page(address, 4096, protection) || put_page(address, 2 << 20, protection);
+  if (range->trips == 0) ++range->trips;  // forgotten by a recovery, before this page came
+  return put;
 }
 
 void end_by_default(bool sent) {
@@ -106,12 +110,32 @@ void pass_on(const struct sigaction& action, int number, siginfo_t* info, void* 
   if (!sent && returns_in_vain(reinterpret_cast<uintptr_t>(info->si_addr))) end_by_default(false);
 }
 
+// A handler that calls the one that it found, and was set again over ours, would be called by
+// itself for ever: in calls alone, so with the same context and deeper in the stack.
+struct Passed {
+  std::atomic<const void*> context{nullptr};
+  std::atomic<uintptr_t> frame{0};
+};
+std::array<Passed, kLevels> passed;
+
+bool calls_itself(size_t level, const void* context) {
+  const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  Passed& last = passed[level];
+  const uintptr_t before = last.frame.exchange(frame);
+  return last.context.exchange(context) == context && frame < before;
+}
+
 template <size_t level>
 void handle(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   // What was sent has no address.
   const bool ours = info->si_code > 0 && replace(reinterpret_cast<uintptr_t>(info->si_addr));
-  if (!ours) pass_on(*below[level].load(), number, info, context);
+  if (!ours && calls_itself(level, context)) {
+    end_by_default(info->si_code <= 0);
+  } else if (!ours) {
+    pass_on(*below[level].load(), number, info, context);
+    passed[level].context = nullptr;
+  }
   errno = saved_errno;
 }
 
@@ -142,7 +166,10 @@ size_t level_above(const struct sigaction& action) {
     if (is_same(*below[level].load(), action)) return level;
   }
   const size_t level = count < kLevels ? count : kLevels - 1;
-  below[level] = new struct sigaction(action);  // for ever: a handler may be reading the one before
+  auto* kept =
+      new (std::nothrow) struct sigaction(action);  // for ever: a handler may be reading one
+  if (kept == nullptr) return kLevels;
+  below[level] = kept;
   if (count < kLevels) levels = count + 1;
   return level;
 }
@@ -151,8 +178,10 @@ void put_on_top() {
   struct sigaction found;
   sigaction(SIGBUS, nullptr, &found);
   for (size_t tries = 0; tries < kLevels && !is_ours(found); ++tries) {
+    const size_t level = level_above(found);
+    if (level == kLevels) return;  // no memory: tried again at the next look
     struct sigaction action = {};
-    action.sa_sigaction = handlers[level_above(found)];
+    action.sa_sigaction = handlers[level];
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
     struct sigaction replaced;
@@ -185,8 +214,15 @@ void forget_inherited(const SigbusRange* mine, uintptr_t base, size_t bytes) {
 
 }  // namespace
 
+SigbusGuard::Armed::Armed() {
+  arm();
+  ++armed_here;
+}
+
+SigbusGuard::Armed::~Armed() { --armed_here; }
+
 void SigbusGuard::arm() {
-  if (ranges.load() == nullptr) return;
+  if (armed_here > 0 || ranges.load() == nullptr) return;
   struct sigaction top;
   sigaction(SIGBUS, nullptr, &top);
   if (is_ours(top)) return;

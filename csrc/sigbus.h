@@ -43,6 +43,15 @@ class SigbusGuard {
   // Puts the handler on top, wherever one is guarded. A system call, if there is nothing to do.
   static void arm();
 
+  // Arms once for all that this thread does while it lives: for work in small parts.
+  class Armed {
+   public:
+    Armed();
+    Armed(const Armed&) = delete;
+    Armed& operator=(const Armed&) = delete;
+    ~Armed();
+  };
+
  private:
   SigbusRange* range_ = nullptr;
 };

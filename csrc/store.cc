@@ -118,6 +118,8 @@ Status Store::commit(const Attempt& attempt, RecordFront&& record, Bytes host) {
   slot.version = newest() + 1;
   slot = encode_slot(slot);
   RETURN_IF_ERROR(write_slot(attempt.index, slot));
+  // Nobody has taken the store over meanwhile, and not seen this slot.
+  RETURN_IF_ERROR(check_hold());
 
   Version version;
   version.slot = slot;
@@ -140,6 +142,7 @@ Status Store::rebase(uint64_t number) {
   RETURN_IF_ERROR(check_hold());
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
   RETURN_IF_ERROR(repair());
+  RETURN_IF_ERROR(give_up_begun());
   const auto chosen = std::ranges::find_if(
       versions_, [&](const Version& v) { return v.slot.version == number && v.damage.ok(); });
   if (chosen == versions_.end()) {
@@ -158,10 +161,10 @@ Status Store::rebase(uint64_t number) {
   // The newer ones go, whatever this handle has pinned. One that somebody else is reading stays
   // until a later begin: its generation is old, so it is never the latest again. The chosen one
   // takes this handle's pins along.
-  const uint32_t pins = lock_.unpin_all(chosen->index);
+  std::vector<std::pair<uint32_t, uint32_t>> unpinned;  // of each slot, how often
   std::vector<uint32_t> retired;
   for (auto version = versions_.begin(); version <= chosen; ++version) {
-    lock_.unpin_all(version->index);
+    unpinned.emplace_back(version->index, lock_.unpin_all(version->index));
     if (lock_.try_seal(version->index)) retired.push_back(version->index);
   }
   Version renewed = *chosen;
@@ -169,14 +172,20 @@ Status Store::rebase(uint64_t number) {
   renewed.slot.generation = versions_.front().slot.generation + 1;
   renewed.slot = encode_slot(renewed.slot);
   // This line alone makes it the latest; until the next drain the newer ones still stand behind it.
-  Status status = write_slot(*index, renewed.slot);
-  if (status.ok()) {
+  const Status written = write_slot(*index, renewed.slot);
+  Status status = written;
+  if (written.ok()) {
+    unpinned = {{*index, unpinned.back().second}};
     versions_.push_back(std::move(renewed));
     status = retire(retired);
+  } else {
+    begun_ = *index;  // what was refused does not happen later: the next change clears it
   }
   for (uint32_t sealed : retired) lock_.unseal(sealed);
   sort_versions();
-  for (uint32_t i = 0; i < pins; ++i) RETURN_IF_ERROR(lock_.pin(*index));
+  for (const auto& [slot, times] : unpinned) {
+    for (uint32_t i = 0; i < times; ++i) RETURN_IF_ERROR(lock_.pin(slot));
+  }
   return status;
 }
 

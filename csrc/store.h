@@ -82,6 +82,8 @@ class Store {
   // Newest first. A reader sees what the writer has committed since.
   std::vector<Version> versions();
   Status find(uint64_t version, Version* found);
+  // Its record: one checksum per chunk, and the host state, as they lie on the media.
+  Status read_record(const Version& version, const uint32_t** table, Bytes* host);
   bool pinned_here(uint32_t index) const { return lock_.pinned_here(index); }
   bool pinned_elsewhere(uint32_t index) const { return lock_.pinned_elsewhere(index); }
 
@@ -106,13 +108,13 @@ class Store {
   Status open_file(const std::string& path, const StoreOptions& options);
   Status format_device(const std::string& path, const StoreOptions& options);
   Status busy(const std::string& path, MediaKind kind) const;
-  Status claim(const std::string& path);
+  Status claim();
   bool holds_token() const;
   Status check_hold() REQUIRES(mutex_);
   Status start(const std::string& path, const StoreOptions& options);
   Status open_catalog(const std::string& path, const StoreOptions& options);
   Status scan() REQUIRES(mutex_);
-  Status read_manifest(Version* version) const REQUIRES(mutex_);
+  Status read_manifest(const std::vector<Version>& seen, Version* version) const;
   Status secure_slots();
   Status repair() REQUIRES(mutex_);
   Status keep_lost(Status status) REQUIRES(mutex_);
@@ -129,6 +131,7 @@ class Store {
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired) REQUIRES(mutex_);
   Status too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const;
   Status may_begin(uint32_t keep) REQUIRES(mutex_);
+  Status give_up_begun() REQUIRES(mutex_);
   Status lay_out(uint64_t step, std::vector<uint64_t> extents, Bytes blob, uint64_t host_bytes,
                  Attempt* attempt, std::vector<std::byte>* manifest) const REQUIRES(mutex_);
   Status make_room(uint32_t keep, Bytes manifest, Attempt* attempt) REQUIRES(mutex_);

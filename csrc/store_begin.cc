@@ -49,8 +49,18 @@ Status Store::may_begin(uint32_t keep) {
     return {Code::kFormat, "the store holds version " + std::to_string(kVersionMax) +
                                ": there is no number for a newer one"};
   }
-  // Its slot may have been written all the same, by a commit that ended before it knew.
-  if (begun_) RETURN_IF_ERROR(clear(*begun_));
+  return give_up_begun();
+}
+
+// Of an attempt that became no version. Its slot may have been written all the same, by a commit
+// that ended before it knew; where a reader has found that already, it stays, a version that came
+// late: repair has made it durable.
+Status Store::give_up_begun() {
+  if (begun_ && lock_.try_seal(*begun_)) {
+    const Status status = clear(*begun_);
+    lock_.unseal(*begun_);
+    RETURN_IF_ERROR(status);
+  }
   begun_.reset();
   return {};
 }

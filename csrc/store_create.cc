@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,11 +38,30 @@ Status random_number(uint64_t* number) {
   return {};
 }
 
+// Is this file what a process that was killed here has left of a new store? That holds no version:
+// it is zeros, or a header and slots that are. Anything else of this name is somebody's.
+bool is_unfinished(const std::string& name) {
+  const int fd = ::open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return false;
+  std::vector<std::byte> head(heap_offset(kSlotsMax));
+  struct stat file = {};
+  const bool whole = fstat(fd, &file) == 0 && S_ISREG(file.st_mode) &&
+                     file.st_size >= static_cast<off_t>(heap_offset(kSlotsMin));
+  const ssize_t bytes = whole ? pread(fd, head.data(), head.size(), 0) : -1;
+  close(fd);
+  if (bytes <= 0) return whole && bytes == 0;
+  head.resize(static_cast<size_t>(bytes));
+  const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+  const bool named = std::memcmp(head.data(), "LIGHTCKP", 8) == 0;
+  return std::all_of(head.begin() + (named ? kPageBytes : 0), head.end(), is_zero);
+}
+
 // Whoever holds the lock file has PATH.tmp to himself, and removes what a crash left there. Nobody
 // else may touch that: it may be a store that somebody is making.
 Status unfinished_name(const std::string& path, bool holds_name, std::string* name) {
   *name = path + ".tmp";
-  if (holds_name && (unlink(name->c_str()) == 0 || errno == ENOENT)) return {};
+  if (holds_name && access(name->c_str(), F_OK) != 0 && errno == ENOENT) return {};
+  if (holds_name && is_unfinished(*name) && unlink(name->c_str()) == 0) return {};
   uint64_t number = 0;
   RETURN_IF_ERROR(random_number(&number));
   *name = folder_of(path) + ".lightckpt." + std::to_string(number) + ".tmp";

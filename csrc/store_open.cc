@@ -16,6 +16,18 @@ constexpr uint64_t kSmallStore = 64 * 1024;
 constexpr int kLinksMax = 40;  // as the kernel has it
 constexpr int kOpensMax = 8;   // of a path whose file is replaced again and again
 
+bool is_same_file(const std::string& a, const std::string& b) {
+  struct stat one, other;
+  return stat(a.c_str(), &one) == 0 && stat(b.c_str(), &other) == 0 && one.st_dev == other.st_dev &&
+         one.st_ino == other.st_ino;
+}
+
+// Links of /proc lead to files, not to names: another file may have that name here, or none.
+Status nameless(const std::string& path) {
+  return {Code::kInvalid, path + " leads to a file that has no name here: it is of another mount " +
+                              "namespace, or was removed"};
+}
+
 // The store's own name: all links are followed, the last one even if there is nothing where it
 // points, since that is where the store is to be made.
 Status resolve(const std::string& path, std::string* real) {
@@ -26,10 +38,12 @@ Status resolve(const std::string& path, std::string* real) {
     if (resolved != nullptr) {
       *real = resolved;
       std::free(resolved);
-      return {};
+      return is_same_file(at, *real) ? Status() : nameless(path);
     }
     if (errno == ELOOP) break;
     if (errno != ENOENT) return from_errno("cannot look at " + path);
+    struct stat file;
+    if (stat(at.c_str(), &file) == 0) return nameless(path);
     const size_t slash = at.rfind('/');
     const std::string name = slash == std::string::npos ? at : at.substr(slash + 1);
     resolved =
@@ -37,6 +51,9 @@ Status resolve(const std::string& path, std::string* real) {
     if (resolved == nullptr) return from_errno("cannot look into the folder of " + path);
     const std::string folder = std::string(resolved) + "/";
     std::free(resolved);
+    if (!is_same_file(slash == std::string::npos ? "." : at.substr(0, slash + 1), folder)) {
+      return nameless(path);
+    }
     std::string target(4096, '\0');
     const ssize_t bytes = readlink((folder + name).c_str(), target.data(), target.size());
     if (bytes < 0) {
@@ -90,12 +107,14 @@ Status Store::busy(const std::string& path, MediaKind kind) const {
 
 // Says in the store that this handle writes it. Where a reader is in the way of the lock, whoever
 // says so there already and lives is another writer.
-Status Store::claim(const std::string& path) {
+Status Store::claim() {
   const Token before = token_in(*media_);
-  if (!lock_.alone() && holder_of(before, lock_.inode()) == Holder::kLives &&
-      before.pid != static_cast<uint64_t>(getpid())) {
-    return {Code::kBusy,
-            path + " is already open for writing in " + words_of(before, lock_.inode())};
+  const Holder holder = holder_of(before, lock_.inode());
+  // Where the lock file cannot tell either, one that is not seen from here may be writing as well.
+  if (!lock_.alone() &&
+      (holder == Holder::kLives ||
+       (holder == Holder::kElsewhere && !lock_.holds_name() && is_of_this_boot(before)))) {
+    return {Code::kBusy, "it is already open for writing in " + words_of(before, lock_.inode())};
   }
   RETURN_IF_ERROR(make_token(lock_.inode(), &token_));
   media_->store(kTokenOffset, std::as_bytes(std::span(&token_, 1)));
@@ -119,10 +138,15 @@ Status Store::check_hold() {
   if (!holds_token()) {
     // A page that is gone has no token either.
     RETURN_IF_ERROR(keep_lost(media_->check()));
+    const Token now = token_in(*media_);
+    if (holder_of(now, lock_.inode()) == Holder::kUnknown) {
+      return failed_ = {Code::kLost,
+                        "what this process wrote into the store to say that it writes it is gone: "
+                        "the store was written over, or another process has had it meanwhile"};
+    }
     return failed_ = {Code::kLost,
-                      "another process has opened the store for writing, and has "
-                      "taken it over: " +
-                          words_of(token_in(*media_), lock_.inode())};
+                      "another process has opened the store for writing, and has taken it over: " +
+                          words_of(now, lock_.inode())};
   }
   Status status = lock_.check();
   if (status.code() == Code::kLost) failed_ = status;
@@ -200,7 +224,7 @@ Status Store::start(const std::string& path, const StoreOptions& options) {
   const MutexLock lock(mutex_);  // of nobody else's knowledge yet, but what is called here needs it
   read_only_ = options.read_only;
   RETURN_IF_ERROR(decode_header(*media_, &header_));
-  if (!read_only_ && lock_.is_open()) RETURN_IF_ERROR(claim(path));
+  if (!read_only_ && lock_.is_open()) RETURN_IF_ERROR(claim());
   if (catalog_ == nullptr) RETURN_IF_ERROR(open_catalog(path, options));
   RETURN_IF_ERROR(scan());
   return read_only_ ? Status() : secure_slots();
@@ -219,35 +243,37 @@ Status Store::open_catalog(const std::string& path, const StoreOptions& options)
 // Reads every slot and the manifests they reach.
 Status Store::scan() {
   RETURN_IF_ERROR(decode_header(*media_, &header_));
-  versions_.clear();
+  std::vector<Version> seen;
   for (uint32_t index = 0; index < header_.slot_count; ++index) {
     Version version;
     version.index = index;
     if (!read_slot(index, &version.slot)) continue;
-    version.damage = read_manifest(&version);
+    version.damage = read_manifest(seen, &version);
     // What a reader does not find may lie where the writer has grown the store since.
     if (!version.damage.ok() && read_only_ && media_->follow()) {
-      version.damage = read_manifest(&version);
+      version.damage = read_manifest(seen, &version);
     }
-    versions_.push_back(std::move(version));
+    seen.push_back(std::move(version));
   }
-  for (Version& version : versions_) {
+  for (Version& version : seen) {
     if (version.layout == nullptr) version.layout = std::make_shared<Layout>();
   }
+  RETURN_IF_ERROR(media_->check());  // else what was seen is not the media's
+  versions_ = std::move(seen);
   sort_versions();
-  return media_->check();
+  return {};
 }
 
 // Versions of one structure share their manifest: it is read once, and its layout held once, or a
 // store whose slots all name one large manifest would take many times its size in memory, and time.
-Status Store::read_manifest(Version* version) const {
+Status Store::read_manifest(const std::vector<Version>& seen, Version* version) const {
   const Slot& slot = version->slot;
-  const auto same = std::ranges::find_if(versions_, [&](const Version& other) {
+  const auto same = std::ranges::find_if(seen, [&](const Version& other) {
     return other.slot.manifest_offset == slot.manifest_offset &&
            other.slot.manifest_bytes == slot.manifest_bytes &&
            other.slot.manifest_crc == slot.manifest_crc;
   });
-  if (same == versions_.end()) {
+  if (same == seen.end()) {
     auto layout = std::make_shared<Layout>();
     Bytes manifest;
     if (Status status = catalog_->manifest(slot, &manifest); !status.ok()) {

@@ -202,9 +202,12 @@ class Store:
         options.media, options.workers = int(media), workers
         options.slots, options.bytes, options.catalog = slots, size_bytes, int(catalog)
         self._staging_bytes = staging_bytes
-        self._lease: Lease | None = None
+        self._lease: dict[str, Lease] = {}  # one, or none: changed in single steps of a dict
         self._handle = ffi.new("lckpt_store **")
-        _check(lib.lckpt_open(os.fsencode(path), options, self._handle))
+        encoded = os.fsencode(path)
+        if b"\0" in encoded:
+            raise ValueError(f"the path {path!r} has a null byte in it")
+        _check(lib.lckpt_open(encoded, options, self._handle))
 
     @property
     def closed(self) -> bool:
@@ -259,11 +262,12 @@ class Store:
         return self._lend(memory[0], size[0], read_only=False)
 
     def _lend(self, memory: Any, size: int, *, read_only: bool) -> memoryview:
-        if self._lease is None:
+        lease = self._lease.get("")
+        if lease is None:
             raw = ffi.new("lckpt_lease **")
             _check(lib.lckpt_hold(self._handle[0], raw))
-            self._lease = Lease(ffi.gc(raw, lib.lckpt_let_go))
-        lease = self._lease
+            # Of two threads that are the first, one has made a lease for nothing.
+            lease = self._lease.setdefault("", Lease(ffi.gc(raw, lib.lckpt_let_go)))
         # Whoever holds the pointer holds the function, and so the lease.
         buffer = ffi.buffer(ffi.gc(memory, lambda _: lease), size)
         return lease.lend(buffer, read_only=read_only)
@@ -375,9 +379,8 @@ class Store:
 
     def close(self) -> None:
         """Stop the workers and release the store; an attempt in flight is dropped."""
-        if self._lease is not None:
-            self._lease.end()
-            self._lease = None
+        if lease := self._lease.pop("", None):
+            lease.end()
         _check(lib.lckpt_close(self._handle))
 
     def __del__(self) -> None:

@@ -198,7 +198,8 @@ int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_rep
 int lckpt_commit(lckpt_store* store, const void* host, uint64_t host_bytes, uint64_t* batch);
 /* Gives the attempt up; what no worker has begun to copy is left out. LCKPT_E_TIMEOUT: a worker has
    not left it yet; it is given up all the same, and the next begin looks again. A commit that is
-   queued is not taken back: then this waits until it is done, and the version stands. */
+   queued is not taken back: then this waits until it is done. The version stands, unless writes of
+   it were unfinished: these are left out, and the commit says so. */
 int lckpt_drop(lckpt_store* store, int64_t timeout_ns);
 
 /* Time of one plain copy of `bytes` into a warm part of the store, by `workers` threads (the median
