@@ -82,7 +82,7 @@ lint: setup ## style, types, layout, and the rules in tests/test_tidy.py
 # What clang finds by csrc/thread_annotations.h. clang-tidy is the clang that comes as a wheel; its
 # own checks are off.
 thread_safety = "$$0" --quiet --allow-no-checks --checks=-*,clang-diagnostic-* \
-  --warnings-as-errors=* "$$@" -- -std=c++20 -Wthread-safety
+  --warnings-as-errors=* "$$@" -- -std=c++20 -Icsrc -Wthread-safety
 
 format: setup ## lay out Python and C++
 	$(BIN)/ruff format $(PYTHON_DIRS)
