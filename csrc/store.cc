@@ -142,7 +142,7 @@ Status Store::rebase(uint64_t number) {
   RETURN_IF_ERROR(check_hold());
   if (read_only_) return {Code::kAccess, "the store is open for reading only"};
   RETURN_IF_ERROR(repair());
-  RETURN_IF_ERROR(give_up_begun());
+  RETURN_IF_ERROR(give_up(&refused_));
   const auto chosen = std::ranges::find_if(
       versions_, [&](const Version& v) { return v.slot.version == number && v.damage.ok(); });
   if (chosen == versions_.end()) {
@@ -179,7 +179,7 @@ Status Store::rebase(uint64_t number) {
     versions_.push_back(std::move(renewed));
     status = retire(retired);
   } else {
-    begun_ = *index;  // what was refused does not happen later: the next change clears it
+    refused_ = *index;
   }
   for (uint32_t sealed : retired) lock_.unseal(sealed);
   sort_versions();

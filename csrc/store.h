@@ -131,7 +131,7 @@ class Store {
   std::vector<Version> survivors(uint32_t keep, std::vector<uint32_t>* retired) REQUIRES(mutex_);
   Status too_many_pinned(const std::vector<Version>& kept, uint32_t keep) const;
   Status may_begin(uint32_t keep) REQUIRES(mutex_);
-  Status give_up_begun() REQUIRES(mutex_);
+  Status give_up(std::optional<uint32_t>* slot) REQUIRES(mutex_);
   Status lay_out(uint64_t step, std::vector<uint64_t> extents, Bytes blob, uint64_t host_bytes,
                  Attempt* attempt, std::vector<std::byte>* manifest) const REQUIRES(mutex_);
   Status make_room(uint32_t keep, Bytes manifest, Attempt* attempt) REQUIRES(mutex_);
@@ -152,6 +152,7 @@ class Store {
   bool in_doubt_ GUARDED_BY(mutex_) = false;  // a change of the slots has failed, or is under way
   std::vector<Version> lent_
       GUARDED_BY(mutex_);  // located by a reader: its private pages there are of these
+  std::optional<uint32_t> refused_ GUARDED_BY(mutex_);  // the slot of a rebase that failed
   std::optional<uint32_t> begun_
       GUARDED_BY(mutex_);  // the slot of the last attempt, until it is committed
 };

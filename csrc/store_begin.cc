@@ -49,19 +49,21 @@ Status Store::may_begin(uint32_t keep) {
     return {Code::kFormat, "the store holds version " + std::to_string(kVersionMax) +
                                ": there is no number for a newer one"};
   }
-  return give_up_begun();
+  RETURN_IF_ERROR(give_up(&refused_));
+  return give_up(&begun_);
 }
 
-// Of an attempt that became no version. Its slot may have been written all the same, by a commit
-// that ended before it knew; where a reader has found that already, it stays, a version that came
-// late: repair has made it durable.
-Status Store::give_up_begun() {
-  if (begun_ && lock_.try_seal(*begun_)) {
-    const Status status = clear(*begun_);
-    lock_.unseal(*begun_);
+// The slot of an attempt that became no version, or of a rebase that failed. It may have been
+// written all the same, by a call that ended before it knew: what was refused must not happen
+// later. Where a reader has found it already it stays, a version that came late: repair has made it
+// durable.
+Status Store::give_up(std::optional<uint32_t>* slot) {
+  if (*slot && lock_.try_seal(**slot)) {
+    const Status status = clear(**slot);
+    lock_.unseal(**slot);
     RETURN_IF_ERROR(status);
   }
-  begun_.reset();
+  slot->reset();
   return {};
 }
 
@@ -209,7 +211,7 @@ std::optional<uint32_t> Store::free_slot() const {
   for (uint32_t index = 0; index < header_.slot_count; ++index) {
     const bool taken =
         std::ranges::any_of(versions_, [&](const Version& v) { return v.index == index; });
-    if (!taken && index != begun_) return index;
+    if (!taken && index != begun_ && index != refused_) return index;
   }
   return std::nullopt;
 }

@@ -16,10 +16,17 @@ constexpr uint64_t kSmallStore = 64 * 1024;
 constexpr int kLinksMax = 40;  // as the kernel has it
 constexpr int kOpensMax = 8;   // of a path whose file is replaced again and again
 
+// Do both names lead to one file? It may be replaced between two looks, so there are some.
 bool is_same_file(const std::string& a, const std::string& b) {
-  struct stat one, other;
-  return stat(a.c_str(), &one) == 0 && stat(b.c_str(), &other) == 0 && one.st_dev == other.st_dev &&
-         one.st_ino == other.st_ino;
+  if (a == b) return true;
+  for (int i = 0; i < kOpensMax; ++i) {
+    struct stat one, other;
+    if (stat(a.c_str(), &one) == 0 && stat(b.c_str(), &other) == 0 && one.st_dev == other.st_dev &&
+        one.st_ino == other.st_ino) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // Links of /proc lead to files, not to names: another file may have that name here, or none.
@@ -33,6 +40,7 @@ Status nameless(const std::string& path) {
 Status resolve(const std::string& path, std::string* real) {
   if (path.empty()) return {Code::kInvalid, "the path of a store is empty"};
   std::string at = path;
+  bool is_nameless = false;
   for (int links = 0; links < kLinksMax; ++links) {
     char* resolved = realpath(at.c_str(), nullptr);
     if (resolved != nullptr) {
@@ -43,7 +51,10 @@ Status resolve(const std::string& path, std::string* real) {
     if (errno == ELOOP) break;
     if (errno != ENOENT) return from_errno("cannot look at " + path);
     struct stat file;
-    if (stat(at.c_str(), &file) == 0) return nameless(path);
+    if (stat(at.c_str(), &file) == 0) {
+      is_nameless = true;  // or it has just been made: looked at again
+      continue;
+    }
     const size_t slash = at.rfind('/');
     const std::string name = slash == std::string::npos ? at : at.substr(slash + 1);
     resolved =
@@ -63,6 +74,7 @@ Status resolve(const std::string& path, std::string* real) {
     target.resize(static_cast<size_t>(bytes));
     at = target.front() == '/' ? target : folder + target;
   }
+  if (is_nameless) return nameless(path);
   return {Code::kInvalid, path + " is a loop of symbolic links"};
 }
 
