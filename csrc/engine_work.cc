@@ -70,6 +70,7 @@ void Engine::run_drain() {
 }
 
 void Engine::run_commit(Batch* batch) {
+  const SigbusGuard::Armed armed;
   // Who released it may have looked at the version before this one.
   if (!draft_.commit_may_run()) {
     queue_.hold_commit(batch);

@@ -65,13 +65,17 @@ TEST_F(Locks, a_forked_child_does_not_keep_the_lock) {
 }
 
 TEST_F(Locks, an_orphan_does_not_keep_the_lock_of_a_parent_that_was_killed) {
+  int end[2];  // what the orphan waits for: this process lets go of it
+  ASSERT_EQ(pipe2(end, O_CLOEXEC), 0);
   Child parent([&](Child& self) {
     StoreLock lock;
     if (!write(&lock).ok()) return 1;
     if (fork() == 0) {
       alarm(kDeadline.count());
+      close(end[1]);
       self.signal();
-      pause();
+      char none;
+      (void)!read(end[0], &none, 1);
       _exit(0);
     }
     self.hear();
@@ -82,6 +86,8 @@ TEST_F(Locks, an_orphan_does_not_keep_the_lock_of_a_parent_that_was_killed) {
   parent.kill();
   EXPECT_EQ(parent.exit_code(), -SIGKILL);
   EXPECT_TRUE(another_process_can_write());
+  close(end[1]);
+  close(end[0]);
 }
 
 TEST_F(Locks, a_forked_child_that_ends_leaves_its_parents_locks_alone) {
