@@ -225,7 +225,9 @@ class Flight:
         if self.dropped or self._commit:
             return
         self.dropped = self.record.dropped = why
-        self._store.drop()
+        # An interrupt may have come as its commit was queued, and that may be through by now.
+        with suppress(ValueError):
+            self._store.drop()
 
     def _commit_if_compared(self) -> None:
         if not self._commit and not self.dropped and all(layer.compared for layer in self.layers):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lightckpt
-from lightckpt import CheckpointWarning
+from lightckpt import CheckpointWarning, _core
 from training import make, update
 
 
@@ -176,6 +176,25 @@ def test_a_begin_that_is_refused_is_said_and_training_goes_on(path, monkeypatch)
             with pytest.raises(lightckpt.CheckpointError, match="can keep fewer") as kept:
                 checkpointer.wait()
             assert type(kept.value.__cause__) is ValueError
+        update(model, optimizer, 1)
+        checkpointer.mark()
+        assert checkpointer.wait() == 2
+
+
+def test_an_interrupt_behind_a_commit_that_is_through_is_what_is_raised(path, monkeypatch):
+    commit = _core.Store.commit
+
+    def interrupted(self, host):
+        self.wait(commit(self, host), 60)
+        raise KeyboardInterrupt
+
+    model, optimizer = make()
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as checkpointer:
+        with monkeypatch.context() as interrupting:
+            interrupting.setattr(_core.Store, "commit", interrupted)
+            update(model, optimizer, 0)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.mark()
         update(model, optimizer, 1)
         checkpointer.mark()
         assert checkpointer.wait() == 2
