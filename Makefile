@@ -96,7 +96,7 @@ tsan: setup ## the C++ tests under ThreadSanitizer
 # environment of its own, which borrows all else: a folder named in a .pth brings packages without
 # the hook of the editable install. Pytest starts where no lightckpt/ lies beside. Tests that kill
 # or boot bring their own processes, the decoders' limit their memory, and those of pypmemobj and
-# the benchmark run nothing, or nothing else, that we compiled. SIGBUS is ours to handle, not ASan's.
+# the benchmark run nothing, or nothing else, that we compiled. SIGBUS is ours to handle.
 asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about three minutes
 	$(call cmake_build,asan,address$(comma)undefined,--target _ffi)
 	$(BIN)/python -m venv --without-pip build/asan-python
@@ -106,7 +106,8 @@ asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about t
 	cp build/asan/_ffi*.so build/asan-python/core/lightckpt/
 	printf '%s\n' "$(abspath build/asan-python/core)" "$$($(BIN)/python -c '$(packages)')" \
 	  > "$$(build/asan-python/bin/python -c '$(packages)')/borrowed.pth"
-	cd build/asan-python && ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	cd build/asan-python && ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 \
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so.6)" \
 	  bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider \
 	  -m "not kill and not conformance and not fsdax" --ignore ../../tests/test_tidy.py \
