@@ -10,26 +10,12 @@
 namespace lightckpt {
 namespace {
 
-using kernel_sets::NoHook;
-
 constexpr std::array<const char*, kInstructionSets> kNames = {"vpclmul-512", "vpclmul-256",
                                                               "pclmul", "crc32", "portable"};
 
 // Constants, so that nothing is left to be initialised when another thread forks.
-constexpr std::array<Kernels, kInstructionSets> kSets = {
-#if defined(__x86_64__)
-    kernel_sets::vpclmul512::make_kernels<NoHook>(),
-    kernel_sets::vpclmul256::make_kernels<NoHook>(),
-    kernel_sets::pclmul::make_kernels<NoHook>(),
-    kernel_sets::crc32::make_kernels<NoHook>(),
-#else
-    Kernels{},
-    Kernels{},
-    Kernels{},
-    Kernels{},
-#endif
-    kernel_sets::portable::make_kernels<NoHook>(),
-};
+constexpr std::array<Kernels, kInstructionSets> kSets =
+    kernel_sets::make_all<kernel_sets::NoHook>();
 
 constinit std::atomic<const Kernels*> chosen = nullptr;
 

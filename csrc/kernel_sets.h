@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -273,5 +274,18 @@ KERNEL Vector fold(Vector sum, Vector factors, Vector next) {
 }  // namespace vpclmul512
 
 #endif
+
+// Those of all sets, from the widest; what the architecture does not have has none.
+template <typename Hook>
+constexpr auto make_all() {
+  return std::array{
+#if defined(__x86_64__)
+      vpclmul512::make_kernels<Hook>(), vpclmul256::make_kernels<Hook>(),
+      pclmul::make_kernels<Hook>(), crc32::make_kernels<Hook>(),
+#else
+      Kernels{}, Kernels{}, Kernels{}, Kernels{},
+#endif
+      portable::make_kernels<Hook>()};
+}
 
 }  // namespace lightckpt::kernel_sets

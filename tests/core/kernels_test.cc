@@ -38,20 +38,7 @@ struct EditingHook {
   }
 };
 
-constexpr std::array<Kernels, kInstructionSets> kEdited = {
-#if defined(__x86_64__)
-    kernel_sets::vpclmul512::make_kernels<EditingHook>(),
-    kernel_sets::vpclmul256::make_kernels<EditingHook>(),
-    kernel_sets::pclmul::make_kernels<EditingHook>(),
-    kernel_sets::crc32::make_kernels<EditingHook>(),
-#else
-    Kernels{},
-    Kernels{},
-    Kernels{},
-    Kernels{},
-#endif
-    kernel_sets::portable::make_kernels<EditingHook>(),
-};
+constexpr std::array<Kernels, kInstructionSets> kEdited = kernel_sets::make_all<EditingHook>();
 
 // What the loop must not be: it sums, and looks again to store.
 template <typename Hook>
