@@ -202,8 +202,8 @@ TEST_F(CudaDriverTest, mappings_are_registered_in_pieces) {
   std::unique_ptr<CudaContext> context;
   ASSERT_TRUE(is_ok(CudaContext::retain(*driver, 0, &context)));
   const uint64_t bytes = (uint64_t{130} << 30) + 4096;
-  void* const memory =
-      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   CudaRegistration registration;
   ASSERT_TRUE(is_ok(CudaRegistration::make(*context, memory, bytes, false, &registration)));

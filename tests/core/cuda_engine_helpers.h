@@ -34,12 +34,13 @@ class Tensors {
   std::vector<Span> spans() const {
     std::vector<Span> found;
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      found.push_back({at(i).data(), static_cast<uint32_t>(i), 0});
+      auto* const device = reinterpret_cast<std::byte*>(memory_[i].get());
+      found.push_back({device, static_cast<uint32_t>(i), 0});
     }
     return found;
   }
   std::span<std::byte> at(size_t i) const {
-    return {reinterpret_cast<std::byte*>(memory_[i].get()), sizes_[i]};
+    return {static_cast<std::byte*>(fake_cuda_memory(memory_[i].get())), sizes_[i]};
   }
   void fill(int value) const {
     for (size_t i = 0; i < sizes_.size(); ++i) std::memset(at(i).data(), value, sizes_[i]);

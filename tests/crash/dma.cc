@@ -37,10 +37,9 @@ Dma::~Dma() {
 
 uint64_t Dma::write(uint32_t extent, Bytes bytes) {
   CHECK(make_memory(*context_, bytes.size() + 1, &memory_.emplace_back()).ok());
-  // The fake's device memory is the host's.
-  auto* const copy = reinterpret_cast<std::byte*>(memory_.back().get());
-  if (!bytes.empty()) std::memcpy(copy, bytes.data(), bytes.size());
-  const std::vector<Span> spans = {{copy, extent, 0}};
+  const CudaPointer copy = memory_.back().get();
+  if (!bytes.empty()) std::memcpy(fake_cuda_memory(copy), bytes.data(), bytes.size());
+  const std::vector<Span> spans = {{reinterpret_cast<std::byte*>(copy), extent, 0}};
   uint64_t batch = 0;
   CHECK(engine_->submit_on({0, 0, Snapshot::kDirect}, Op::kWrite, 0, spans, &batch).ok());
   return batch;
