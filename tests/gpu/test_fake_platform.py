@@ -25,12 +25,11 @@ from gpu_run import Run
 from lightckpt import gpus
 from platforms import Fake
 platform = Fake(os.environ["LIGHTCKPT_FAKE_CUDA"], MonkeyPatch())
-if sys.argv[2] == "mistaken":
-    gpus.ordinal_of = lambda tensor: gpus.HOST
+gpus.ordinal_of = lambda tensor: gpus.HOST
 run = Run(platform, sys.argv[1])
+print("made", flush=True)
 run.train(1)
 run.checkpointer.wait()
-run.checkpointer.close()
 """
 
 
@@ -65,16 +64,13 @@ def test_at_a_device_s_address_the_host_finds_nothing(fake):
     os.close(target)
 
 
-@pytest.mark.parametrize("how", ["right", "mistaken"])
-def test_a_core_that_takes_a_device_s_memory_for_the_host_s_ends(fake, path, how):
+def test_a_core_that_takes_a_device_s_memory_for_the_host_s_ends(fake, path):
     fake()
-    command = [sys.executable, "-c", MISTAKEN_RUN, str(path), how]
+    command = [sys.executable, "-c", MISTAKEN_RUN, str(path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
-    if how == "right":
-        assert done.returncode == 0, done.stderr
-    else:
-        assert done.returncode == -signal.SIGSEGV or "SEGV" in done.stderr, done.stderr
+    assert done.stdout == "made\n", done.stderr
+    assert done.returncode == -signal.SIGSEGV or "SEGV" in done.stderr, done.stderr
 
 
 def test_a_copy_that_outlives_its_memory_is_found_at_the_end(fake):
@@ -92,11 +88,10 @@ def test_a_copy_that_outlives_its_memory_is_found_at_the_end(fake):
     lib.fake_cuda_reset(ctypes.byref(Options(seed=1, devices=1)))
 
 
-@pytest.mark.parametrize("rule", ["memory_waits", "pageable_blocks"])
-@pytest.mark.parametrize("way", ["auto", "direct", "host", "device"])
-def test_runs_are_right_where_a_driver_waits(fake, path, way, rule):
+@pytest.mark.parametrize("way", ["auto", "device"])
+def test_runs_are_right_where_a_driver_waits(fake, path, way):
     platform = fake()
-    platform.set_rules(**{rule: 1})
+    platform.set_rules(memory_waits=1, pageable_blocks=1)
     expected = states_of(platform, 6)
     run = Run(platform, path, snapshot=way, staging=1)
     for step in (3, 6):
