@@ -1,6 +1,6 @@
 // The fake driver's own rules. Goal: it is no kinder than a driver may be: what CUDA forbids is
-// refused, or found by the end of a test; what may take its time takes it. Method: its calls, one by
-// one, as a program would make them that does not know better.
+// refused, or found by the end of a test; what may take its time takes it. Method: its calls, one
+// by one, as a program would make them that does not know better.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -95,6 +95,7 @@ TEST_F(FakeDriver, a_batch_s_attributes_are_looked_at) {
       [](RawBatch* batch) { batch->attribute_count = 0; },
       [](RawBatch* batch) { batch->attribute_count = 3; },
       [](RawBatch* batch) { batch->indexes[0] = 1; },
+      [](RawBatch* batch) { batch->indexes[1] = 1; },  // looked at though it is of no attributes
       [](RawBatch* batch) { batch->attribute_count = 2; },  // the second index is 0 as well
       [](RawBatch* batch) {
         batch->attribute_count = 2;
@@ -164,9 +165,9 @@ TEST_F(FakeDriver, what_is_not_mapped_is_not_registered) {
     std::ofstream(folder.file("short")) << std::string(2 * kPageBytes, 'x');
     const int file = open(folder.file("short").c_str(), O_RDWR);
     const bool of_file = hole == Hole::kBehindTheFile;
-    void* const memory = mmap(nullptr, 3 * kPageBytes, PROT_READ | PROT_WRITE,
-                              of_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
-                              of_file ? file : -1, 0);
+    void* const memory =
+        mmap(nullptr, 3 * kPageBytes, PROT_READ | PROT_WRITE,
+             of_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, of_file ? file : -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     void* const last = static_cast<std::byte*>(memory) + 2 * kPageBytes;
     if (hole == Hole::kNoAccess) {
@@ -188,8 +189,7 @@ TEST_F(FakeDriver, what_is_not_mapped_is_not_registered) {
 }
 
 TEST_F(FakeDriver, memory_to_be_read_is_registered_as_such) {
-  void* const memory =
-      mmap(nullptr, kPageBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory = mmap(nullptr, kPageBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   const auto registered = [&](unsigned flags) {
     return cuMemHostRegister_v2(address_of(memory), kPageBytes, flags);

@@ -1,7 +1,7 @@
-// What a driver may do, and the core has to bear. Goal: none of it costs a version, hangs a call, or
-// goes unnoticed. Method: the fake driver under its rules (see cuda_fake_test.cc, which shows that it
-// keeps them), with streams at gates; what is left queued or was not allowed fails at a test's end.
-// Each test here fails when the care that it is about is taken out of the core.
+// What a driver may do, and the core has to bear. Goal: none of it costs a version, hangs a call,
+// or goes unnoticed. Method: the fake driver under its rules (see cuda_fake_test.cc, which shows
+// that it keeps them), with streams at gates; what is left queued or was not allowed fails at a
+// test's end. Each test here fails when the care that it is about is taken out of the core.
 #include <cstdlib>
 #include <functional>
 #include <thread>
@@ -129,8 +129,8 @@ TEST_F(CudaRules, of_a_mapping_only_what_is_mapped_is_registered) {
     uint64_t batch = 0;
     Report report;
     ASSERT_TRUE(is_ok(engine.begin(step, 1, sizes, state.blob, state.host.size())));
-    ASSERT_TRUE(is_ok(engine.submit_on({0, torch, Snapshot::kDirect}, Op::kWrite, 0,
-                                       tensors.spans(), &batch)));
+    ASSERT_TRUE(is_ok(
+        engine.submit_on({0, torch, Snapshot::kDirect}, Op::kWrite, 0, tensors.spans(), &batch)));
     ASSERT_TRUE(is_ok(engine.wait(batch, kDeadlineNs, &report)));
     ASSERT_TRUE(is_ok(engine.queue_commit(state.host, &batch)));
     ASSERT_TRUE(is_ok(engine.wait(batch, kDeadlineNs, &report)));
@@ -153,8 +153,7 @@ TEST_F(CudaRules, a_read_in_place_keeps_its_memory_while_the_store_grows) {
   const uint64_t version = engine.latest().slot.version;
   const uint64_t before = engine.media->size();
   uint64_t read = 0;
-  ASSERT_TRUE(
-      is_ok(submit(&engine, Op::kRead, version, Snapshot::kDirect, torch, tensors, &read)));
+  ASSERT_TRUE(is_ok(submit(&engine, Op::kRead, version, Snapshot::kDirect, torch, tensors, &read)));
   ASSERT_TRUE(is_ok(engine->stream_wait(read, torch, kDeadlineNs)));  // the device has all of it
   std::thread grower([&] { EXPECT_TRUE(is_ok(engine.begin(next))); });
   while (engine.media->size() == before) std::this_thread::yield();

@@ -18,8 +18,9 @@ inline int give_back(const char* name, Needs needs, const std::function<int()>& 
   return world().call(name, needs, When::kAfter, [&](World::Lock&) { return body(); });
 }
 
-// Whoever uses the legacy stream while a blocking one is captured breaks the capture, as far as that
-// is more than to ask (cuStreamIsCapturing, and the CUDA programming guide's prohibited operations).
+// Whoever uses the legacy stream while a blocking one is captured breaks the capture, as far as
+// that is more than to ask (cuStreamIsCapturing, and the CUDA programming guide's prohibited
+// operations).
 inline int refuse_legacy(Handle handle, bool asks = false) {
   if (handle > 1 || !world().captures_blocking()) return kOk;
   if (!asks) ++world().broken_captures;

@@ -1,6 +1,7 @@
 // Finding both sides of a copy, and batches of copies. See fake_copies.h.
 #include "fake_copies.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -81,11 +82,18 @@ int check_attributes(const Batch& batch) {
       return world().misuse("a batch that is not read in the stream's order", kInvalidValue);
     }
   }
+  // One set of attributes is of all copies. Drivers are feared to look for an index of each of them
+  // even so (vllm-project/vllm pull request 53860), and would find what lies behind the first.
+  const auto is_first = [](size_t index) { return index == 0; };
+  if (batch.attribute_count == 1 &&
+      !std::all_of(batch.indexes, batch.indexes + batch.count, is_first)) {
+    return world().misuse("a batch without an index for each copy", kInvalidValue);
+  }
   return kOk;
 }
 
-// One side of a copy in a batch, which may be on the device or not. Pageable memory is refused: what
-// becomes of it, documents do not say.
+// One side of a copy in a batch, which may be on the device or not. Pageable memory is refused:
+// what becomes of it, documents do not say.
 int any_side(uint64_t address, uint64_t bytes, bool written, Side* side) {
   const bool known = World::find(world().device_memory, address, bytes) != nullptr;
   const bool pinned = World::touches(world().host_memory, address, bytes);

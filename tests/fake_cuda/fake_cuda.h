@@ -83,8 +83,8 @@ FAKE_CUDA_EXPORT uint64_t fake_cuda_calls(const char* name);
 // A stream as torch would have one: it is made in device 0's primary context, or another's, waits
 // for nothing that is not asked of it, and does not count among those of the counters.
 FAKE_CUDA_EXPORT uint64_t fake_cuda_stream(int32_t device);
-// The same, but a blocking one, as who calls CUDA by hand may have it: while it captures, the legacy
-// stream cannot be used.
+// The same, but a blocking one, as who calls CUDA by hand may have it: while it captures, the
+// legacy stream cannot be used.
 FAKE_CUDA_EXPORT uint64_t fake_cuda_blocking_stream(int32_t device);
 // Where the host finds the bytes of device memory, which may be named anywhere within.
 FAKE_CUDA_EXPORT void* fake_cuda_memory(uint64_t device);

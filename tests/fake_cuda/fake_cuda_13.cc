@@ -1,5 +1,6 @@
-// What CUDA 13 has beside the calls of before: a batch of copies without the argument that says which
-// of them failed. By itself, on top of the rest, so that there is a driver with it and one without.
+// What CUDA 13 has beside the calls of before: a batch of copies without the argument that says
+// which of them failed. By itself, on top of the rest, so that there is a driver with it and one
+// without.
 #include <stddef.h>
 
 #include "fake_cuda.h"

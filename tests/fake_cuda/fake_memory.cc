@@ -26,8 +26,8 @@ using Lock = World::Lock;
 constexpr unsigned kPortable = 1;
 constexpr unsigned kReadOnly = 8;
 
-// A copy out of or into pageable memory may wait for the stream, and for its own end (CUDA's page on
-// the synchronization behavior of its API; one to the host always did until CUDA 11).
+// A copy out of or into pageable memory may wait for the stream, and for its own end (CUDA's page
+// on the synchronization behavior of its API; one to the host always did until CUDA 11).
 int copy_and_wait(Stream* stream, const Copy& copy, Lock& lock) {
   const int result = copy_late(stream, copy);
   const Side& host = copy.target.on_host ? copy.target : copy.source;

@@ -59,7 +59,8 @@ void World::from_environment() {
   attributes.clear();
   for (int device = 0; device < options_.devices; ++device) {
     for (const int one : {kHostPointers, kRegistration, kHostPageTables, kReadOnlyRegistration}) {
-      attributes[{device, one}] = number("ATTRIBUTE_" + std::to_string(one), one != kHostPageTables);
+      attributes[{device, one}] =
+          number("ATTRIBUTE_" + std::to_string(one), one != kHostPageTables);
     }
   }
 }

@@ -43,8 +43,9 @@ inline constexpr int kCaptureUnsupported = 900;
 inline constexpr int kCaptureImplicit = 906;
 
 // CUdevice_attribute, from cuda.h.
-inline constexpr int kHostPointers = 91;  // host addresses of registered memory are the device's too
-inline constexpr int kRegistration = 99;  // host memory can be registered
+inline constexpr int kHostPointers =
+    91;  // host addresses of registered memory are the device's too
+inline constexpr int kRegistration = 99;           // host memory can be registered
 inline constexpr int kHostPageTables = 100;        // the device goes by the host's page tables
 inline constexpr int kReadOnlyRegistration = 113;  // memory that is only read can be registered
 
