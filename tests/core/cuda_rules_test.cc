@@ -96,7 +96,7 @@ TEST_F(CudaRules, no_copy_is_out_of_pageable_memory_or_into_it) {
       ASSERT_TRUE(is_ok(engine.begin(state)));
       uint64_t batch = 0;
       uint64_t commit = 0;
-      EXPECT_TRUE(returns_at_gate(fake_cuda_gate(torch), [&] {
+      ASSERT_TRUE(returns_at_gate(fake_cuda_gate(torch), [&] {
         EXPECT_TRUE(is_ok(write(&engine, how, torch, tensors, &batch)));
         EXPECT_TRUE(is_ok(engine->stream_wait(batch, torch, kDeadlineNs)));
       }));

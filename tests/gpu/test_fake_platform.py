@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import lightckpt
 from gpu_run import Run, same, states_of, stored
 from platforms import Options
 
@@ -86,6 +87,17 @@ def test_a_copy_that_outlives_its_memory_is_found_at_the_end(fake):
     with pytest.raises(AssertionError, match="memory of a copy went"):
         platform.finish()
     lib.fake_cuda_reset(ctypes.byref(Options(seed=1, devices=1)))
+
+
+def test_a_tensor_of_a_device_among_the_host_state_is_copied_to_the_host_first(fake, path):
+    platform = fake()
+    run = Run(platform, path)
+    run.optimizer.param_groups[0]["lr"] = platform.tensor(torch.tensor([0.25, 0.5]))
+    run.train(2)
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    [group] = lightckpt.load(path)["optimizer"]["param_groups"]
+    assert group["lr"].tolist() == [0.25, 0.5]
 
 
 @pytest.mark.parametrize("way", ["auto", "device"])
