@@ -150,21 +150,24 @@ Status CudaDevice::take_free(uint32_t* index) {
   return {};
 }
 
-// Gives the lane the parts gathered so far: all at once if the driver can, else by `each`. Drivers
-// refuse a batch for reasons of their own (a mixture of memory, a legacy stream), and some of it
-// may be under way then: copied twice in order, it is the same.
+// Gives the lane the parts gathered so far: many at once if the driver can and may, else by `each`.
+// Drivers refuse a batch for reasons of their own (a mixture of memory, a legacy stream), and some
+// of it may be under way then: copied twice in order, it is the same.
 template <typename Each>
 Status CudaDevice::enqueue(CudaStreamHandle stream, const Each& each) {
-  const size_t count = targets_.size();
-  if (count > 1 && copies_many_) {
-    const Status status =
-        context_.driver().copy_many(targets_.data(), sources_.data(), sizes_.data(), count, stream);
-    if (status.ok()) return {};
+  size_t at = 0;
+  bool refused = false;
+  while (copies_many_ && !refused && targets_.size() - at > 1) {
+    const size_t count = std::min(targets_.size() - at, CudaDriver::kManyMax);
+    const Status status = context_.driver().copy_many(targets_.data() + at, sources_.data() + at,
+                                                      sizes_.data() + at, count, stream);
+    refused = !status.ok();
+    if (!refused) at += count;
   }
-  for (size_t i = 0; i < count; ++i) {
-    RETURN_IF_ERROR(each(targets_[i], sources_[i], sizes_[i], stream));
+  for (; at < targets_.size(); ++at) {
+    RETURN_IF_ERROR(each(targets_[at], sources_[at], sizes_[at], stream));
   }
-  copies_many_ = copies_many_ && count <= 1;  // else it was not the copies
+  if (refused) copies_many_ = false;  // it was not the copies
   return {};
 }
 

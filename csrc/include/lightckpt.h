@@ -178,7 +178,8 @@ int lckpt_submit(lckpt_store* store, uint32_t op, uint64_t version, const lckpt_
                  uint32_t count, uint64_t* batch);
 /* Makes a GPU ready for spans of its memory, and tries whether its copy engines reach the store;
    later calls say so again. `staging_bytes` of pinned memory; 0 takes 128 MiB. LCKPT_E_NOT_FOUND:
-   there is no driver, or no such device. */
+   there is no driver, or no such device. LCKPT_E_INVALID: the environment's LIGHTCKPT_CUDA_BATCH is
+   neither 1, where the driver may be given copies in batches, nor 0. */
 int lckpt_open_device(lckpt_store* store, uint32_t ordinal, uint64_t staging_bytes,
                       lckpt_device* device);
 /* The same as submit for memory on a device; not LCKPT_VERIFY. What the stream has been given comes
