@@ -24,13 +24,13 @@ CudaStreamHandle handle_of(uint64_t stream) { return reinterpret_cast<CudaStream
 
 void* memory_at(CudaPointer pointer) { return reinterpret_cast<void*>(pointer); }
 
-// Calls `each` with the parts of a span that lie in one piece of the host's memory.
+// Calls `each` with the parts of a span between which there is a border of the host's memory.
 template <typename Each>
 void each_part(const CudaSpan& span, const CudaPinned& host, const Each& each) {
   CHECK(span.bytes <= host.bytes && span.offset <= host.bytes - span.bytes);
   for (uint64_t at = 0; at < span.bytes;) {
     const uint64_t offset = span.offset + at;
-    const uint64_t part = std::min(span.bytes - at, host.piece_bytes - offset % host.piece_bytes);
+    const uint64_t part = std::min(span.bytes - at, host.border_after(offset) - offset);
     each(span.device + at, host.memory + offset, part);
     at += part;
   }
@@ -81,26 +81,6 @@ Status CudaDevice::order_inside(uint64_t stream, uint32_t* lane) {
   RETURN_IF_ERROR(driver.stream_wait_event(lanes_[next_lane_].get(), ready_.get()));
   *lane = next_lane_;
   next_lane_ = (next_lane_ + 1) % lanes();
-  return {};
-}
-
-Status CudaDevice::join_lanes() {
-  MutexLock lock(mutex_);
-  return context_.inside([&] {
-    mutex_.is_held();
-    return join_inside();
-  });
-}
-
-Status CudaDevice::join_inside() {
-  const CudaDriver& driver = context_.driver();
-  for (const CudaStream& lane : lanes_) {
-    RETURN_IF_ERROR(driver.event_record(ready_.get(), lane.get()));
-    for (const CudaStream& other : lanes_) {
-      if (&other == &lane) continue;
-      RETURN_IF_ERROR(driver.stream_wait_event(other.get(), ready_.get()));
-    }
-  }
   return {};
 }
 

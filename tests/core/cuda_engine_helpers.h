@@ -66,9 +66,11 @@ class Tensors {
 
 class CudaEngine : public FakeCuda {
  protected:
-  Status open(TestEngine* engine, DeviceInfo* info = nullptr, int ordinal = 0) {
+  Status open(TestEngine* engine, DeviceInfo* info = nullptr, int ordinal = 0,
+              int64_t patience_ns = kDeadlineNs) {
     DeviceInfo unused;
-    return (*engine)->open_device(*driver, ordinal, kRing, info != nullptr ? info : &unused);
+    return (*engine)->open_device(*driver, ordinal, {kRing, patience_ns},
+                                  info != nullptr ? info : &unused);
   }
   static Status submit(TestEngine* engine, Op op, uint64_t version, Snapshot how, uint64_t stream,
                        const Tensors& tensors, uint64_t* batch, int ordinal = 0) {

@@ -62,6 +62,11 @@ class FakeCuda : public testing::Test {
     before_ = live();
     return stream;
   }
+  // Calls that allocate, register or free memory wait for all streams from now on.
+  static void memory_waits() {
+    const FakeCudaRules rules = {.memory_waits = 1};
+    fake_cuda_rules(&rules);
+  }
   // A kernel. It must not throw, and runs before the test's end.
   void launch(uint64_t stream, std::function<void()> kernel) {
     closures_.push_back(std::make_unique<std::function<void()>>(std::move(kernel)));
