@@ -309,7 +309,7 @@ int lckpt_open_device(lckpt_store* store, uint32_t ordinal, uint64_t staging_byt
     const lightckpt::CudaDriver* driver = nullptr;
     lightckpt::DeviceInfo info;
     RETURN_IF_ERROR(lightckpt::CudaDriver::load(&driver));
-    RETURN_IF_ERROR(engine.open_device(*driver, static_cast<int>(ordinal), staging_bytes, &info));
+    RETURN_IF_ERROR(engine.open_device(*driver, static_cast<int>(ordinal), {staging_bytes}, &info));
     *device = {};
     std::strncpy(device->name, info.name.c_str(), sizeof(device->name) - 1);
     device->driver = static_cast<uint32_t>(info.driver_version);
@@ -349,6 +349,7 @@ int lckpt_wait(lckpt_store* store, uint64_t batch, int64_t timeout_ns, lckpt_rep
     report->end_ns = done.end_ns;
     report->bad_count = done.bad_count;
     std::ranges::copy(done.bad, report->bad);
+    report->in_place = done.in_place ? 1 : 0;
     return status;
   });
 }

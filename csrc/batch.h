@@ -30,6 +30,7 @@ struct Report {
   uint64_t end_ns = 0;
   uint32_t bad_count = 0;
   std::array<uint32_t, 15> bad{};
+  bool in_place = false;  // of one on a device that has come: not through the ring
 };
 
 // A piece of an extent: what one checksum covers.

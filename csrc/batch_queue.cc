@@ -230,8 +230,9 @@ void BatchQueue::note_bad(Batch* batch, uint32_t extent) {
   ++report.bad_count;
 }
 
-void BatchQueue::arrive(Batch* batch, Status status) {
+void BatchQueue::arrive(Batch* batch, Status status, bool in_place) {
   MutexLock lock(mutex_);
+  batch->report_.in_place = in_place;
   batch->status_ = std::move(status);
   batch->arrived_ = true;
   has_work_.notify_one();

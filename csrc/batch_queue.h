@@ -79,7 +79,8 @@ class BatchQueue {
   void started(Batch* batch);  // or one of its pieces
   void note_bytes(Batch* batch, uint64_t bytes);
   void note_bad(Batch* batch, uint32_t extent);
-  void arrive(Batch* batch, Status status);  // of one on a device: nothing is under way any more
+  // Of one on a device: nothing is under way any more.
+  void arrive(Batch* batch, Status status, bool in_place);
   bool has_failed(const Batch& batch) const;
   // How it has gone.
   Status outcome(const Batch& batch, uint32_t* bad_count) const;

@@ -1,7 +1,7 @@
 // CudaDriver: the calls of CUDA's driver API that copies need, each checked.
 //
 // The library is opened at run time, if it is there: nothing of CUDA is needed to build, and one
-// build runs with every driver from CUDA 11 on. The declarations are those of cuda.h 11.0 to 13.0.
+// build runs with every driver from CUDA 11 on.
 //
 // Errors. A CUresult becomes a Status that names the call, the error and CUDA's words for it. Out
 // of memory is kNoSpace; no device, no driver and "not found" are kNotFound; all else is kIo. A
@@ -23,19 +23,24 @@
 #include <memory>
 #include <string>
 
+#include "cuda_calls.h"
 #include "status.h"
 
 namespace lightckpt {
 
 inline constexpr char kCudaLibrary[] = "libcuda.so.1";
-
-using CudaPointer = uint64_t;  // CUdeviceptr
-inline CudaPointer cuda_pointer(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
-using CudaContextHandle = struct CudaContextOpaque*;  // CUcontext
-using CudaStreamHandle = struct CudaStreamOpaque*;    // CUstream: 0 and 1 legacy, 2 per thread
-using CudaEventHandle = struct CudaEventOpaque*;      // CUevent
+// An environment variable: 1 lets copies go to the driver in batches, by cuMemcpyBatchAsync. There
+// are drivers on which that call crashes, or hangs; so it is for who has seen it do neither there.
+inline constexpr char kCudaBatchSwitch[] = "LIGHTCKPT_CUDA_BATCH";
 
 inline constexpr int kCudaCaptureRelaxed = 2;  // CUstreamCaptureMode
+
+// CUdevice_attribute: what a device can, 0 or 1.
+enum class CudaAttribute : int {
+  kHostPointers = 91,          // a host address of registered memory is one for the device as well
+  kRegistration = 99,          // memory of the host can be registered
+  kReadOnlyRegistration = 113  // and such that may only be read
+};
 
 enum class CudaMemoryType : uint32_t { kUnknown = 0, kHost = 1, kDevice = 2, kArray = 3 };
 
@@ -45,12 +50,14 @@ struct CudaPointerInfo {
   bool managed = false;
 };
 
-struct CudaCalls;  // the library's functions
-
 class CudaDriver {
  public:
+  // As many as the probe gives a driver, whose word counts for no more: there are reports of
+  // drivers that fall over tens of thousands.
+  static constexpr size_t kManyMax = 128;
+
   // The library, opened and initialised at the first call, and never closed. kNotFound: there is no
-  // driver, or no device; the message says which.
+  // driver, or no device; the message says which. kInvalid: kCudaBatchSwitch is neither 1 nor 0.
   static Status load(const CudaDriver** driver);
   // The same for a library of another name, not yet initialised.
   static Status load(const char* name, std::unique_ptr<CudaDriver>* driver);
@@ -62,6 +69,7 @@ class CudaDriver {
   Status version(int* version) const;  // 12040 is CUDA 12.4
   Status device_count(int* count) const;
   Status device_name(int ordinal, std::string* name) const;
+  Status device_attribute(int ordinal, CudaAttribute attribute, int* value) const;
   // Says of an address what CUDA knows of it; one that it does not know is no error.
   Status pointer_info(CudaPointer address, CudaPointerInfo* info) const;
 
@@ -99,8 +107,10 @@ class CudaDriver {
   Status copy_on_device(CudaPointer target, CudaPointer source, uint64_t bytes,
                         CudaStreamHandle stream) const;
 
-  // Many at once, in no order among themselves, between addresses of either side; not on the legacy
-  // stream. kNotFound: this driver cannot (from CUDA 12.8 on they can).
+  // May copy_many be called, as kCudaBatchSwitch had it when the library was opened?
+  bool in_batches() const { return in_batches_; }
+  // At most kManyMax at once, in no order among themselves, between addresses of either side; not
+  // on the legacy stream. kNotFound: this driver cannot (from CUDA 12.8 on they can).
   Status copy_many(CudaPointer* targets, CudaPointer* sources, size_t* sizes, size_t count,
                    CudaStreamHandle stream) const;
 
@@ -112,11 +122,12 @@ class CudaDriver {
   Status host_unregister(void* memory) const;
 
  private:
-  explicit CudaDriver(std::unique_ptr<CudaCalls> calls);
+  CudaDriver(std::unique_ptr<CudaCalls> calls, bool in_batches);
   Status checked(const char* call, int result) const;
   Status queried(const char* call, int result, bool* done) const;
 
   std::unique_ptr<CudaCalls> calls_;
+  const bool in_batches_;
 };
 
 }  // namespace lightckpt

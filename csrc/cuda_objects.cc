@@ -96,35 +96,19 @@ Status CudaPinnedBuffer::make(const CudaContext& context, uint64_t bytes,
   });
 }
 
-Status CudaRegistration::make(const CudaContext& context, void* memory, uint64_t bytes,
-                              bool read_only, CudaRegistration* registration,
-                              uint64_t piece_bytes) {
-  CHECK(bytes > 0 && piece_bytes > 0);
-  CudaRegistration made;
-  made.pinned_ = {static_cast<std::byte*>(memory), bytes, piece_bytes};
-  made.pieces_.reserve((bytes - 1) / piece_bytes + 1);
-  for (uint64_t at = 0; at < bytes; at += std::min(piece_bytes, bytes - at)) {
-    std::byte* const piece = made.pinned_.memory + at;
-    const uint64_t length = std::min(piece_bytes, bytes - at);
-    made.pieces_.emplace_back();
-    // What is registered so far goes with `made`.
-    RETURN_IF_ERROR(lightckpt::make<void*>(context, &made.pieces_.back(), [&](void** handle) {
-      *handle = piece;
-      return context.driver().host_register(piece, length, read_only);
-    }));
-  }
-  *registration = std::move(made);
-  return {};
+Status register_memory(const CudaContext& context, void* memory, uint64_t bytes, bool read_only,
+                       CudaRegistered* registered) {
+  CHECK(bytes > 0);
+  return make<void*>(context, registered, [&](void** handle) {
+    *handle = memory;
+    return context.driver().host_register(memory, bytes, read_only);
+  });
 }
 
-Status CudaRegistration::reset() {
-  Status status;
-  for (CudaRegistered& piece : pieces_) {
-    if (Status one = piece.reset(); status.ok()) status = one;
-  }
-  pieces_.clear();
-  pinned_ = {};
-  return status;
+uint64_t CudaPinned::border_after(uint64_t offset) const {
+  if (borders == nullptr) return UINT64_MAX;
+  const auto next = std::ranges::upper_bound(*borders, offset);
+  return next != borders->end() ? *next : UINT64_MAX;
 }
 
 }  // namespace lightckpt

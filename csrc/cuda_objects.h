@@ -1,5 +1,5 @@
 // What CUDA makes, as objects that end by themselves: a context, streams, events, memory of the
-// device, pinned memory of the host, and registered mappings.
+// device, pinned memory of the host, and registered memory.
 //
 // Invariants:
 //  1. A thread has the context and the capture mode after a call of ours that it had before, on
@@ -20,9 +20,6 @@
 #include "status.h"
 
 namespace lightckpt {
-
-// One registration is not larger: drivers have limits of their own from 512 GiB on.
-inline constexpr uint64_t kCudaPieceBytes = uint64_t{64} << 30;
 
 // The primary context of a device: the one that torch uses.
 class CudaContext {
@@ -115,12 +112,20 @@ Status make_stream(const CudaContext& context, CudaStream* stream);
 Status make_event(const CudaContext& context, CudaEvent* event);
 Status make_memory(const CudaContext& context, uint64_t bytes, CudaMemory* memory);
 
-// Host memory that copy engines may reach, for whom to copy to or from: a copy does not cross the
-// border of a piece. Who has one keeps it until its copies are done.
+// Somebody's memory, made known to CUDA. Whether that works depends on what is mapped there: trying
+// is the only way to know. `read_only`: the device will only read it.
+Status register_memory(const CudaContext& context, void* memory, uint64_t bytes, bool read_only,
+                       CudaRegistered* registered);
+
+// Host memory that copy engines may reach, for whom to copy to or from: a copy does not cross a
+// border, where one registration ends and the next begins. Who has one keeps it until its copies
+// are done.
 struct CudaPinned {
   std::byte* memory = nullptr;
   uint64_t bytes = 0;
-  uint64_t piece_bytes = kCudaPieceBytes;
+  std::shared_ptr<const std::vector<uint64_t>> borders = nullptr;  // ascending; null: there is none
+
+  uint64_t border_after(uint64_t offset) const;
 };
 
 // Memory of its own.
@@ -133,20 +138,6 @@ class CudaPinnedBuffer {
  private:
   CudaHostMemory memory_;
   uint64_t bytes_ = 0;
-};
-
-// Somebody's mapping, made known to CUDA in pieces. Whether that works depends on what is mapped:
-// trying is the only way to know. `read_only`: the device will only read; not every device can.
-class CudaRegistration {
- public:
-  static Status make(const CudaContext& context, void* memory, uint64_t bytes, bool read_only,
-                     CudaRegistration* registration, uint64_t piece_bytes = kCudaPieceBytes);
-  CudaPinned pinned() const { return pinned_; }
-  Status reset();
-
- private:
-  std::vector<CudaRegistered> pieces_;
-  CudaPinned pinned_;
 };
 
 }  // namespace lightckpt

@@ -24,13 +24,13 @@ CudaStreamHandle handle_of(uint64_t stream) { return reinterpret_cast<CudaStream
 
 void* memory_at(CudaPointer pointer) { return reinterpret_cast<void*>(pointer); }
 
-// Calls `each` with the parts of a span that lie in one piece of the host's memory.
+// Calls `each` with the parts of a span between which there is a border of the host's memory.
 template <typename Each>
 void each_part(const CudaSpan& span, const CudaPinned& host, const Each& each) {
   CHECK(span.bytes <= host.bytes && span.offset <= host.bytes - span.bytes);
   for (uint64_t at = 0; at < span.bytes;) {
     const uint64_t offset = span.offset + at;
-    const uint64_t part = std::min(span.bytes - at, host.piece_bytes - offset % host.piece_bytes);
+    const uint64_t part = std::min(span.bytes - at, host.border_after(offset) - offset);
     each(span.device + at, host.memory + offset, part);
     at += part;
   }
@@ -84,26 +84,6 @@ Status CudaDevice::order_inside(uint64_t stream, uint32_t* lane) {
   return {};
 }
 
-Status CudaDevice::join_lanes() {
-  MutexLock lock(mutex_);
-  return context_.inside([&] {
-    mutex_.is_held();
-    return join_inside();
-  });
-}
-
-Status CudaDevice::join_inside() {
-  const CudaDriver& driver = context_.driver();
-  for (const CudaStream& lane : lanes_) {
-    RETURN_IF_ERROR(driver.event_record(ready_.get(), lane.get()));
-    for (const CudaStream& other : lanes_) {
-      if (&other == &lane) continue;
-      RETURN_IF_ERROR(driver.stream_wait_event(other.get(), ready_.get()));
-    }
-  }
-  return {};
-}
-
 uint64_t CudaDevice::number_of(uint32_t index) const {
   return copies_[index].generation << kIndexBits | index;
 }
@@ -150,21 +130,24 @@ Status CudaDevice::take_free(uint32_t* index) {
   return {};
 }
 
-// Gives the lane the parts gathered so far: all at once if the driver can, else by `each`. Drivers
-// refuse a batch for reasons of their own (a mixture of memory, a legacy stream), and some of it
-// may be under way then: copied twice in order, it is the same.
+// Gives the lane the parts gathered so far: many at once if the driver can and may, else by `each`.
+// Drivers refuse a batch for reasons of their own (a mixture of memory, a legacy stream), and some
+// of it may be under way then: copied twice in order, it is the same.
 template <typename Each>
 Status CudaDevice::enqueue(CudaStreamHandle stream, const Each& each) {
-  const size_t count = targets_.size();
-  if (count > 1 && copies_many_) {
-    const Status status =
-        context_.driver().copy_many(targets_.data(), sources_.data(), sizes_.data(), count, stream);
-    if (status.ok()) return {};
+  size_t at = 0;
+  bool refused = false;
+  while (copies_many_ && !refused && targets_.size() - at > 1) {
+    const size_t count = std::min(targets_.size() - at, CudaDriver::kManyMax);
+    const Status status = context_.driver().copy_many(targets_.data() + at, sources_.data() + at,
+                                                      sizes_.data() + at, count, stream);
+    refused = !status.ok();
+    if (!refused) at += count;
   }
-  for (size_t i = 0; i < count; ++i) {
-    RETURN_IF_ERROR(each(targets_[i], sources_[i], sizes_[i], stream));
+  for (; at < targets_.size(); ++at) {
+    RETURN_IF_ERROR(each(targets_[at], sources_[at], sizes_[at], stream));
   }
-  copies_many_ = copies_many_ && count <= 1;  // else it was not the copies
+  if (refused) copies_many_ = false;  // it was not the copies
   return {};
 }
 

@@ -65,8 +65,6 @@ class CudaDevice {
 
   // Lanes take turns.
   Status order_after(uint64_t stream, uint32_t* lane);
-  // What any lane is given from here on comes after all that every lane was given before.
-  Status join_lanes();
 
   // `*copy` is 0 where nothing was begun. After an error it may be another number: then some of it
   // is under way.
@@ -95,7 +93,8 @@ class CudaDevice {
     bool under_way = false;
     bool recorded = false;  // else it is done when all of its lane is
   };
-  explicit CudaDevice(const CudaContext& context) : context_(context) {}
+  explicit CudaDevice(const CudaContext& context)
+      : context_(context), copies_many_(context.driver().in_batches()) {}
 
   template <typename Gather, typename Each>
   Status copy_with(uint32_t lane, uint64_t* number, const Gather& gather, const Each& each)
@@ -106,7 +105,6 @@ class CudaDevice {
   Status enqueue(CudaStreamHandle stream, const Each& each) REQUIRES(mutex_);
   void add(CudaPointer target, CudaPointer source, uint64_t bytes) REQUIRES(mutex_);
   Status order_inside(uint64_t stream, uint32_t* lane) REQUIRES(mutex_);
-  Status join_inside() REQUIRES(mutex_);
   Status take_free(uint32_t* index) REQUIRES(mutex_);
   Copy* find(uint64_t number) REQUIRES(mutex_);
   uint64_t number_of(uint32_t index) const REQUIRES(mutex_);
@@ -122,11 +120,11 @@ class CudaDevice {
   uint32_t next_lane_ GUARDED_BY(mutex_) = 0;
   std::vector<Copy> copies_ GUARDED_BY(mutex_);
   std::vector<uint32_t> free_ GUARDED_BY(mutex_);
-  // The parts of the copy that is being given; hundreds of small ones take one call of the driver.
+  // The parts of the copy that is being given.
   std::vector<CudaPointer> targets_ GUARDED_BY(mutex_);
   std::vector<CudaPointer> sources_ GUARDED_BY(mutex_);
   std::vector<size_t> sizes_ GUARDED_BY(mutex_);
-  bool copies_many_ GUARDED_BY(mutex_) = true;
+  bool copies_many_ GUARDED_BY(mutex_);      // hundreds of small ones in few calls of the driver
   size_t next_look_ GUARDED_BY(mutex_) = 0;  // where to look for one that is done
 };
 

@@ -8,10 +8,14 @@
 // Invariants:
 //  1. A piece that a worker has belongs to a batch that is known: what is given to a driver is
 //     entered under the same hold of the mutex.
-//  2. The mapping is registered anew only while nothing in place is under way.
+//  2. What may make CUDA wait is done without the mutex, and by upkeep's thread if it happens while
+//     training goes on: registering what the media has grown by, and memory aside.
+//  3. What lies beyond the part that is registered goes through the ring.
+//  4. The registration ends when no copy of any device is under way, and before the context that
+//     made it.
 //
-// Threads: any; open and cover from one at a time. The mutex is taken with no other held; a GPU's
-// own are taken under it (mover, then device).
+// Threads: any; open and begin from one at a time. The mutex is taken with no other held; those of
+// what it has (a GPU, a mover, a device, the reach) are taken under it.
 #pragma once
 
 #include <memory>
@@ -20,7 +24,8 @@
 
 #include "batch.h"
 #include "gpu.h"
-#include "media.h"
+#include "reach.h"
+#include "store.h"
 #include "thread_annotations.h"
 
 namespace lightckpt {
@@ -30,6 +35,14 @@ struct OnDevice {
   int ordinal = 0;
   uint64_t stream = 0;  // the caller's, see device_cuda.h
   Snapshot how = Snapshot::kHost;
+};
+
+struct DeviceOptions {
+  static constexpr int64_t kPatienceNs = 2'000'000'000;
+
+  uint64_t ring_bytes = 0;  // 0 takes Gpu::kRingBytes
+  // How long who opens a device, or begins an attempt, waits for what upkeep's thread does for him.
+  int64_t patience_ns = kPatienceNs;
 };
 
 struct DeviceInfo {
@@ -48,15 +61,27 @@ class DeviceFeed {
     Piece piece;
   };
 
+  // A batch that has come, or has not, and how.
+  struct Arrival {
+    Batch* batch = nullptr;
+    bool in_place = false;  // copy engines have reached the media, else it went through the ring
+    Status status;
+  };
+
+  DeviceFeed() = default;
+  DeviceFeed(const DeviceFeed&) = delete;
+  DeviceFeed& operator=(const DeviceFeed&) = delete;
+  ~DeviceFeed();
+
   // See Engine::open_device. Where CUDA can reach the media's mapping, it is registered.
-  Status open(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, const Media& media,
+  Status open(const CudaDriver& driver, int ordinal, const DeviceOptions& options, Store* store,
               DeviceInfo* info);
   Status check_open(int ordinal) const;
-  // For a new version in flight: the media may have grown. Where a device does not reach the new
-  // part, it is told to whoever submits.
-  Status cover(const Media& media);
+  // For a new version in flight, when nothing of the one before is under way any more: the media
+  // may have grown.
+  void begin(const Media& media);
 
-  // The batch is in the queue already, as one on a device.
+  // The batch is in the queue already, as one on a device. After an error nothing is under way.
   Status submit(const OnDevice& on, const Media& media, Batch* batch);
   // True: the batch is known here, and this is what its guard says.
   bool stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns, Status* status);
@@ -66,28 +91,39 @@ class DeviceFeed {
   // For the worker whose turn it is to ask the devices.
   bool poll(Found* found);
   void give_back(const Found& found, const Status& status);
-  // Tells of each batch of which nothing is under way any more, once, with how that went.
-  bool arrived(Batch** batch, Status* status);
+  // Tells of each batch of which nothing is under way any more, once.
+  bool arrived(Arrival* arrival);
   // It is about to be finished.
   void forget(uint64_t number);
 
  private:
+  struct Opened {
+    std::unique_ptr<Gpu> gpu;
+    Status may_reach;  // why it may not reach the media, whatever is registered, or ok
+  };
   struct Entry {
     Gpu* gpu;
-    Moved moved;
+    uint64_t move;
     uint64_t number;
     Batch* batch;
     bool write;
     bool in_place;
   };
-  Gpu* find(int ordinal) const REQUIRES(mutex_);
-  Batch* batch_of(const Gpu* gpu, uint64_t move) const REQUIRES(mutex_);
-  bool any_in_place() const REQUIRES(mutex_);
+  Status open_new(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, Store* store);
+  void extend(const Media& media);
+  const Opened* find(int ordinal) const REQUIRES(mutex_);
+  Status reach_of(const Opened& device) const REQUIRES(mutex_);
+  const Entry& entry_of(const Gpu* gpu, uint64_t move) const REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  CondVar has_forgotten_;
-  std::vector<std::unique_ptr<Gpu>> gpus_ GUARDED_BY(mutex_);  // until the end
-  std::vector<Entry> under_way_ GUARDED_BY(mutex_);            // oldest first
+  std::vector<Opened> devices_ GUARDED_BY(mutex_);   // until the end
+  std::unique_ptr<Reach> reach_ GUARDED_BY(mutex_);  // from the first device that may on
+  std::vector<Entry> under_way_ GUARDED_BY(mutex_);  // oldest first
+
+  // Of open and begin.
+  std::unique_ptr<Upkeep> upkeep_;  // from the first device on
+  int64_t patience_ns_ = DeviceOptions::kPatienceNs;
+  uint64_t asked_bytes_ = 0;  // that upkeep is to register, or has
 };
 
 }  // namespace lightckpt

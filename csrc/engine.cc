@@ -38,9 +38,10 @@ Status Engine::begin(uint64_t step, uint32_t keep, std::vector<uint64_t> extents
   Attempt attempt;
   Status status = store_->begin(step, keep, std::move(extents), blob, host_bytes, &attempt);
   draft_.note_lost(status);
-  if (status.ok()) status = devices_.cover(store_->media());
-  if (status.ok()) draft_.open(std::move(attempt));
-  return status;
+  if (!status.ok()) return status;
+  devices_.begin(store_->media());
+  draft_.open(std::move(attempt));
+  return {};
 }
 
 Status Engine::submit(Op op, uint64_t version, std::span<const Span> spans, uint64_t* number) {
@@ -85,9 +86,9 @@ Status Engine::enqueue(std::unique_ptr<Batch> batch, uint64_t* number) {
   return status;
 }
 
-Status Engine::open_device(const CudaDriver& driver, int ordinal, uint64_t ring_bytes,
+Status Engine::open_device(const CudaDriver& driver, int ordinal, const DeviceOptions& options,
                            DeviceInfo* info) {
-  return devices_.open(driver, ordinal, ring_bytes, store_->media(), info);
+  return devices_.open(driver, ordinal, options, store_.get(), info);
 }
 
 Status Engine::submit_on(const OnDevice& on, Op op, uint64_t version, std::span<const Span> spans,

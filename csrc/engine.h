@@ -68,9 +68,11 @@ class Engine {
   // `version` 0 is the one in flight; kWrite takes no other, kRead, kVerify, kCopy only others.
   Status submit(Op op, uint64_t version, std::span<const Span> spans, uint64_t* batch);
   // Makes a GPU ready, and tries whether its copy engines reach the media; later calls only say so
-  // again. The driver is kept. One at a time.
-  Status open_device(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, DeviceInfo* info);
-  // The same for memory on a device that is open. Not kVerify.
+  // again. The driver is kept. One at a time, and not beside begin.
+  Status open_device(const CudaDriver& driver, int ordinal, const DeviceOptions& options,
+                     DeviceInfo* info);
+  // Submits what is in memory on a device that is open. Not kVerify. After an error nothing of it
+  // is under way; else nothing is when wait says anything but kTimeout.
   Status submit_on(const OnDevice& on, Op op, uint64_t version, std::span<const Span> spans,
                    uint64_t* batch);
   // The guard: what `stream` is given from now on comes after the batch's copies. It is quick but

@@ -43,9 +43,10 @@ void Engine::run_piece(const DeviceFeed::Found& found) {
 }
 
 void Engine::hear_of_arrivals() {
-  Batch* batch = nullptr;
-  Status status;
-  while (devices_.arrived(&batch, &status)) queue_.arrive(batch, std::move(status));
+  DeviceFeed::Arrival arrival;
+  while (devices_.arrived(&arrival)) {
+    queue_.arrive(arrival.batch, std::move(arrival.status), arrival.in_place);
+  }
 }
 
 // Its turn has come: where it is a check, the writes that it is of are there.

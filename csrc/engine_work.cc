@@ -1,7 +1,6 @@
 // What a worker does with its turns. See engine.h.
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <exception>
 #include <utility>
@@ -9,17 +8,10 @@
 #include "crc32c.h"
 #include "engine.h"
 #include "sigbus.h"
+#include "signals.h"
 
 namespace lightckpt {
 namespace {
-
-// Signals are the trainer's business; a fault in a worker must still reach its handler.
-void block_signals() {
-  sigset_t signals;
-  sigfillset(&signals);
-  for (int fault : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, fault);
-  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
-}
 
 // A worker that is woken must not push the training thread off its core: under this policy it gets
 // the same share of time, but takes it later. Only a hint, so a refusal does not matter.

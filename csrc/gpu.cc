@@ -1,7 +1,8 @@
-// Choosing the way, and copying aside. See gpu.h.
+// Memory aside, and submitting. See gpu.h.
 #include "gpu.h"
 
 #include <algorithm>
+#include <exception>
 
 namespace lightckpt {
 namespace {
@@ -12,10 +13,9 @@ uint64_t aligned(uint64_t bytes) { return (bytes + kAsideAlign - 1) / kAsideAlig
 
 }  // namespace
 
-Status Gpu::open(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, const Gpu* first,
-                 std::unique_ptr<Gpu>* gpu) {
-  std::unique_ptr<Gpu> made(new Gpu());
-  if (first != nullptr) made->first_ = first;
+Status Gpu::open(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, int64_t patience_ns,
+                 Upkeep* upkeep, std::unique_ptr<Gpu>* gpu) {
+  std::unique_ptr<Gpu> made(new Gpu(patience_ns, upkeep));
   const uint64_t wanted = ring_bytes == 0 ? kRingBytes : ring_bytes;
   made->ring_bytes_ = (wanted + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
   RETURN_IF_ERROR(CudaContext::retain(driver, ordinal, &made->context_));
@@ -25,76 +25,92 @@ Status Gpu::open(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, con
   return {};
 }
 
-Gpu::~Gpu() {
+void Gpu::close() {
   mover_.reset();
-  // Waits for what is under way: only then may the memory go that it is under way to.
   device_.reset();
 }
 
-Status Gpu::cover(std::byte* memory, uint64_t bytes) {
-  const CudaPinned now = registration_.pinned();
-  if (now.memory == memory && now.bytes >= bytes) return reach_;
-  // In one go: a copy must not cross from one registration into another.
-  (void)registration_.reset();
-  reach_ = CudaRegistration::make(*context_, memory, bytes, false, &registration_);
-  return reach_;
-}
-
-Status Gpu::begin() {
-  if (next_aside_ == 0) return {};
-  RETURN_IF_ERROR(device_->join_lanes());
+void Gpu::begin() {
+  MutexLock lock(aside_mutex_);
   next_aside_ = 0;
-  return {};
+  aside_until_ = Deadline(patience_ns_);
 }
 
-Status Gpu::submit(Way way, Snapshot how, uint64_t stream, std::span<const DeviceSpan> spans,
-                   Moved* moved) {
-  *moved = {};
-  if (how == Snapshot::kDirect && !reach().ok()) return reach();
-  const CudaPinned places = first_->registration_.pinned();
-  uint32_t lane = 0;
-  RETURN_IF_ERROR(device_->order_after(stream, &lane));
-  if (how != Snapshot::kDevice || way == Way::kIn) {
-    const bool in_place = how != Snapshot::kHost && reach().ok();
-    return mover_->submit(way, lane, spans, in_place ? &places : nullptr, &moved->move);
-  }
-  std::vector<DeviceSpan> aside(spans.begin(), spans.end());
-  Status status = copy_aside(lane, &aside, &moved->aside);
-  if (status.ok()) {
-    status = mover_->submit(way, lane, aside, reach().ok() ? &places : nullptr, &moved->move);
-  }
-  // The memory aside is used again by the next attempt, which would not know of this.
-  if (!status.ok() && moved->aside != 0) (void)device_->wait(moved->aside, -1);
-  return status;
-}
-
-// Copies the spans to memory of our own, and lets them name that.
-Status Gpu::copy_aside(uint32_t lane, std::vector<DeviceSpan>* spans, uint64_t* copy) {
+Status Gpu::take_aside(std::span<const DeviceSpan> spans, CudaPointer* aside) {
   uint64_t bytes = 0;
-  for (const DeviceSpan& span : *spans) bytes += aligned(span.bytes);
-  if (next_aside_ == asides_.size()) asides_.emplace_back();
-  Aside& aside = asides_[next_aside_];
-  if (aside.bytes < bytes) {
-    (void)aside.memory.reset();
-    aside.bytes = 0;
-    RETURN_IF_ERROR(make_memory(*context_, bytes, &aside.memory));
+  for (const DeviceSpan& span : spans) bytes += aligned(span.bytes);
+  *aside = 0;
+  if (bytes == 0) return {};
+  size_t index = 0;
+  Deadline until(0);
+  {
+    MutexLock lock(aside_mutex_);
+    if (next_aside_ == asides_.size()) asides_.emplace_back();
+    index = next_aside_++;
+    Aside& taken = asides_[index];
+    if (taken.asked_for) return {};  // since an attempt before, which did wait for it
+    if (taken.bytes >= bytes) {
+      *aside = taken.memory.get();
+      return {};
+    }
+    taken.asked_for = true;
+    until = aside_until_;
+  }
+  bool came = false;
+  try {
+    came = upkeep_->run([this, index, bytes] { bring_aside(index, bytes); }, until);
+  } catch (const std::exception&) {
+    MutexLock lock(aside_mutex_);
+    asides_[index].asked_for = false;
+    throw;
+  }
+  if (!came) return {};
+  MutexLock lock(aside_mutex_);
+  if (asides_[index].status.ok()) *aside = asides_[index].memory.get();
+  return asides_[index].status;
+}
+
+// On upkeep's thread. What was there goes first: nothing uses it, and there may be no room for
+// both.
+void Gpu::bring_aside(size_t index, uint64_t bytes) {
+  CudaMemory memory;
+  {
+    MutexLock lock(aside_mutex_);
+    memory = std::move(asides_[index].memory);
+    asides_[index].bytes = 0;
+  }
+  Status status;
+  try {
+    (void)memory.reset();
+    status = make_memory(*context_, bytes, &memory);
+  } catch (const std::exception&) {
+    status = no_host_memory();
+  }
+  if (!status.ok()) (void)memory.reset();
+  MutexLock lock(aside_mutex_);
+  Aside& aside = asides_[index];
+  aside.asked_for = false;
+  if (status.ok()) {
+    aside.memory = std::move(memory);
     aside.bytes = bytes;
   }
-  ++next_aside_;
-  std::vector<CudaPair> pairs;
-  pairs.reserve(spans->size());
-  CudaPointer at = aside.memory.get();
-  for (DeviceSpan& span : *spans) {
-    pairs.push_back({at, span.device, span.bytes});
-    span.device = at;
-    at += aligned(span.bytes);
-  }
-  return device_->copy_aside(lane, pairs, copy);
+  aside.status = std::move(status);
 }
 
-Status Gpu::stream_wait(const Moved& moved, uint64_t stream, int64_t timeout_ns) {
-  if (moved.aside != 0) return device_->stream_wait(moved.aside, stream);
-  return mover_->stream_wait(moved.move, stream, timeout_ns);
+Status Gpu::submit(Way way, uint64_t stream, std::span<const DeviceSpan> spans,
+                   const CudaPinned* places, CudaPointer aside, uint64_t* move) {
+  std::vector<DeviceSpan> here(spans.begin(), spans.end());
+  std::vector<CudaPair> pairs;
+  if (aside != 0) pairs.reserve(here.size());
+  for (DeviceSpan& span : here) {
+    if (aside == 0) break;
+    pairs.push_back({aside, span.device, span.bytes});
+    span.device = aside;
+    aside += aligned(span.bytes);
+  }
+  uint32_t lane = 0;
+  RETURN_IF_ERROR(device_->order_after(stream, &lane));
+  return mover_->submit(way, lane, here, places, pairs, move);
 }
 
 }  // namespace lightckpt

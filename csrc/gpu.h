@@ -8,7 +8,10 @@
 //
 // and two ways back in: direct (the copy engine reads the media), and through the ring.
 //
-// Threads: any, but `cover` and `begin`: one at a time, with nothing in place under way.
+// Memory aside is allocated by upkeep's thread, and used again by the next attempt. Where it has
+// not come in time, a batch goes without: only its guard waits for longer.
+//
+// Threads: any, but `begin`: while no copy is under way that reads or writes memory aside.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +21,16 @@
 #include <vector>
 
 #include "cuda_objects.h"
+#include "deadline.h"
 #include "device_cuda.h"
 #include "mover.h"
 #include "status.h"
+#include "thread_annotations.h"
+#include "upkeep.h"
 
 namespace lightckpt {
 
 enum class Snapshot : uint32_t { kHost = 0, kDirect, kDevice };
-
-// What a batch has become: a move, and the copy aside before it, or 0.
-struct Moved {
-  uint64_t move = 0;
-  uint64_t aside = 0;
-};
 
 class Gpu {
  public:
@@ -38,52 +38,54 @@ class Gpu {
   static constexpr uint64_t kRingBytes = 128 << 20;  // unless another size is asked for
   static constexpr uint32_t kLanes = 2;
 
-  // `ring_bytes` is rounded up to whole pieces; 0 takes kRingBytes. A mapping is registered once
-  // for all devices: where there is a `first` one, which outlives this one, that has done so.
-  static Status open(const CudaDriver& driver, int ordinal, uint64_t ring_bytes, const Gpu* first,
-                     std::unique_ptr<Gpu>* gpu);
+  // `ring_bytes` is rounded up to whole pieces; 0 takes kRingBytes. An attempt waits no longer than
+  // `patience_ns` for memory aside. Both are kept: the driver, and the upkeep, which ends first.
+  static Status open(const CudaDriver& driver, int ordinal, uint64_t ring_bytes,
+                     int64_t patience_ns, Upkeep* upkeep, std::unique_ptr<Gpu>* gpu);
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
-  ~Gpu();
+  ~Gpu() { close(); }
 
+  const CudaContext& context() const { return *context_; }
   int ordinal() const { return context_->ordinal(); }
   uint64_t ring_bytes() const { return ring_bytes_; }
   Mover& mover() { return *mover_; }
 
-  // Lets the copy engine reach the media's mapping: all of it, anew where it has grown. That pins
-  // its pages. What comes back is kept, and `reach` says it again. Of the first device only.
-  Status cover(std::byte* memory, uint64_t bytes);
-  // Or does not, for this reason.
-  void keep_off(const Status& why) { reach_ = why; }
-  const Status& reach() const { return first_->reach_; }
+  // A new attempt, which takes the memory aside of the one before.
+  void begin();
+  // Memory aside for all of the spans; 0 where it has not come yet. kNoSpace: the GPU has no room.
+  Status take_aside(std::span<const DeviceSpan> spans, CudaPointer* aside);
 
-  // A new attempt, which takes the memory aside of the one before. Copies of that one may be under
-  // way still, if it was dropped: those of the new one come after them.
-  Status begin();
+  // After all that `stream` has been given. The spans have their places if `places` is not null;
+  // they are copied aside first if `aside` is not 0. kBusy: the stream captures a CUDA graph.
+  Status submit(Way way, uint64_t stream, std::span<const DeviceSpan> spans,
+                const CudaPinned* places, CudaPointer aside, uint64_t* move);
 
-  // After all that `stream` has been given. The spans have their places. kBusy: the stream captures
-  // a CUDA graph. kNoSpace: no room on the GPU for a copy aside.
-  Status submit(Way way, Snapshot how, uint64_t stream, std::span<const DeviceSpan> spans,
-                Moved* moved);
-  // What the stream is given from now on comes after the batch's copies out of the GPU's memory, or
-  // into it. See Mover::stream_wait.
-  Status stream_wait(const Moved& moved, uint64_t stream, int64_t timeout_ns);
+  // Waits for what is under way, as long as it takes: only then may the memory go that it is under
+  // way to. The context stays.
+  void close();
 
  private:
   struct Aside {
     CudaMemory memory;
     uint64_t bytes = 0;
+    bool asked_for = false;  // upkeep is to bring it, or has it in hand
+    Status status;           // of the last time
   };
-  Gpu() = default;
-  Status copy_aside(uint32_t lane, std::vector<DeviceSpan>* spans, uint64_t* copy);
+  Gpu(int64_t patience_ns, Upkeep* upkeep)
+      : patience_ns_(patience_ns), upkeep_(upkeep), aside_until_(patience_ns) {}
+  void bring_aside(size_t index, uint64_t bytes);
 
-  const Gpu* first_ = this;
+  const int64_t patience_ns_;
+  Upkeep* const upkeep_;
   std::unique_ptr<CudaContext> context_;
-  std::vector<Aside> asides_;  // one per batch of an attempt, used again by the next
-  size_t next_aside_ = 0;
-  CudaRegistration registration_;
-  Status reach_{Code::kNotFound, "the media has not been registered"};
   uint64_t ring_bytes_ = 0;
+
+  Mutex aside_mutex_;
+  std::vector<Aside> asides_ GUARDED_BY(aside_mutex_);  // one per batch of an attempt
+  size_t next_aside_ GUARDED_BY(aside_mutex_) = 0;
+  Deadline aside_until_ GUARDED_BY(aside_mutex_);
+
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<Mover> mover_;  // ends first
 };

@@ -1,4 +1,4 @@
-// Cutting, handing round and counting pieces. See mover.h.
+// Handing pieces round, and counting them. See mover.h.
 #include "mover.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ Status Mover::make(CudaDevice* device, uint64_t ring_bytes, uint64_t piece_bytes
 }
 
 Status Mover::submit(Way way, uint32_t lane, std::span<const DeviceSpan> spans,
-                     const CudaPinned* places, uint64_t* number) {
+                     const CudaPinned* places, std::span<const CudaPair> aside, uint64_t* number) {
   MutexLock lock(mutex_);
   if (moves_.size() == kMovesMax) {
     return {Code::kBusy, std::to_string(kMovesMax) + " moves are unfinished: wait for some"};
@@ -55,19 +55,37 @@ Status Mover::submit(Way way, uint32_t lane, std::span<const DeviceSpan> spans,
     if (!spare_.empty()) move.spans.swap(spare_.back());
     move.spans.assign(spans.begin(), spans.end());
   } catch (const std::exception&) {
-    // The caller may have begun copies aside: it must hear of this as of any other failure.
     if (!moves_.empty() && moves_.back().number == 0) moves_.pop_back();
-    return no_host_memory();
+    throw;
   }
   if (!spare_.empty()) spare_.pop_back();
   Move& move = moves_.back();
-  move.number = *number = next_number_++;
+  move.number = next_number_++;
   move.way = way;
   move.lane = lane;
   if (places != nullptr) move.places = *places;
+  if (Status status = begin_aside(&move, aside); !status.ok()) {
+    moves_.pop_back();
+    return status;
+  }
+  *number = move.number;
   skip_empty(&move);
   moved_ = true;
   pump();
+  return {};
+}
+
+// An error where some of it is under way is the move's, which is finished when that is done.
+Status Mover::begin_aside(Move* move, std::span<const CudaPair> pairs) {
+  if (pairs.empty()) return {};
+  Status status;
+  try {
+    status = device_->copy_aside(move->lane, pairs, &move->aside);
+  } catch (const std::exception&) {
+    status = no_host_memory();
+  }
+  if (status.ok() || move->aside == 0) return status;
+  fail(move, status);
   return {};
 }
 
@@ -155,7 +173,8 @@ Status Mover::stream_wait(uint64_t number, uint64_t stream, int64_t timeout_ns) 
       const Move* const move = find(number);
       if (move == nullptr) return report_of(number);
       status = move->status;
-      last = move->last_copy;
+      last = move->aside != 0 ? move->aside : move->last_copy;
+      if (move->aside != 0) break;
       if (move->cut() && (move->way == Way::kOut || move->with_worker == 0)) break;
       if (deadline.passed()) {
         return {Code::kTimeout, "not all pieces are with the device " + deadline.after()};
@@ -235,12 +254,12 @@ void Mover::collect_done() {
     const uint32_t index = with_device_[i];
     Slot& slot = slots_[index];
     const uint64_t lane = uint64_t{1} << (slot.lane % 64);
-    if ((waiting & lane) != 0 || !is_through(&slot)) {
+    Move* const move = find(slot.piece.move);
+    if ((waiting & lane) != 0 || !is_through(move, slot.copy, &slot.errors)) {
       waiting |= lane;
       with_device_[kept++] = index;
       continue;
     }
-    Move* const move = find(slot.piece.move);
     --move->with_device;
     moved_ = true;
     if (move->way == Way::kOut && move->status.ok()) {
@@ -253,98 +272,22 @@ void Mover::collect_done() {
   with_device_.resize(kept);
 }
 
-bool Mover::is_through(Slot* slot) {
+bool Mover::is_through(Move* move, uint64_t copy, uint32_t* errors) {
   bool done = false;
   Status status;
   try {
-    status = device_->done(slot->copy, &done);
+    status = device_->done(copy, &done);
   } catch (const std::exception&) {
     return false;  // no memory for a message: that says nothing of the copy
   }
   if (status.ok()) {
-    slot->errors = 0;
+    *errors = 0;
     return done;
   }
-  fail(find(slot->piece.move), status);
+  fail(move, status);
   // One error may be of what others did, and the copy still under way. Two in a row: the context is
   // lost, and nothing is under way.
-  return ++slot->errors >= 2;
-}
-
-void Mover::skip_empty(Move* move) const {
-  while (!move->cut() && move->offset == move->spans[move->span].bytes) {
-    ++move->span;
-    move->offset = 0;
-  }
-}
-
-void Mover::cut_piece(Move* move, uint32_t slot) {
-  const uint64_t room = move->in_place() ? kPlaceBytes : piece_bytes_;
-  Piece& piece = slots_[slot].piece;
-  piece = {};
-  piece.move = move->number;
-  piece.way = move->way;
-  piece.in_place = move->in_place();
-  piece.span = static_cast<uint32_t>(move->span);
-  piece.offset = move->offset;
-  if (!piece.in_place) piece.memory = buffer_.pinned().memory + slot * piece_bytes_;
-  piece.slot = slot;
-  for (uint64_t used = 0; !move->cut() && piece.spans < kPartsMax; ++piece.spans) {
-    const uint64_t left = move->spans[move->span].bytes - move->offset;
-    // A span that does not fit begins the next piece, so that its parts are of the full size.
-    if (piece.spans > 0 && used + left > room) break;
-    const uint64_t part = std::min(left, room);
-    piece.bytes += part;
-    used += Piece::next_part(part);
-    move->offset += part;
-    if (part < left) {
-      ++piece.spans;
-      break;
-    }
-    ++move->span;
-    move->offset = 0;
-  }
-  skip_empty(move);
-}
-
-void Mover::give_to_device(Move* move, uint32_t index) {
-  Slot& slot = slots_[index];
-  const Piece& piece = slot.piece;
-  const CudaPinned host = piece.in_place ? move->places : buffer_.pinned();
-  std::byte* staged = piece.memory;
-  uint64_t left = piece.bytes;
-  parts_.clear();
-  for (uint32_t i = 0; i < piece.spans; ++i) {
-    const DeviceSpan& span = move->spans[piece.span + i];
-    const uint64_t offset = i == 0 ? piece.offset : 0;
-    const uint64_t bytes = std::min(span.bytes - offset, left);
-    std::byte* const memory = piece.in_place ? span.place + offset : staged;
-    if (bytes > 0) {
-      parts_.push_back({span.device + offset, static_cast<uint64_t>(memory - host.memory), bytes});
-    }
-    staged += Piece::next_part(bytes);
-    left -= bytes;
-  }
-  uint64_t copy = 0;
-  Status status;
-  try {
-    status = move->way == Way::kOut ? device_->copy_out(move->lane, parts_, host, &copy)
-                                    : device_->copy_in(move->lane, parts_, host, &copy);
-  } catch (const std::exception&) {
-    status = no_host_memory();
-  }
-  moved_ = true;
-  if (!status.ok()) fail(move, status);
-  if (copy == 0) {
-    free_slot(index);
-    return;
-  }
-  slot.copy = copy;
-  slot.errors = 0;
-  slot.lane = move->lane;
-  ++move->with_device;
-  with_device_.push_back(index);
-  move->last_copy = copy;
+  return ++*errors >= 2;
 }
 
 // What is left of it is left out, and pieces that no worker has taken are free.
@@ -369,9 +312,15 @@ void Mover::fail(Move* move, const Status& status) {
   arrived_.resize(kept);
 }
 
+// Pieces come after the copy aside, on the same lane: where none is left out, it is done as well.
+bool Mover::is_going_aside(Move* move) {
+  if (move->aside == 0 || move->status.ok()) return false;
+  return !is_through(move, move->aside, &move->aside_errors);
+}
+
 void Mover::finish_moves() {
   for (auto move = moves_.begin(); move != moves_.end();) {
-    if (!move->cut() || move->with_device > 0 || move->with_worker > 0) {
+    if (!move->cut() || move->with_device > 0 || move->with_worker > 0 || is_going_aside(&*move)) {
       ++move;
       continue;
     }

@@ -8,21 +8,25 @@
 // cannot reach themselves. Or the move has places: registered memory, the media's own, where the
 // device writes and reads what it should; then workers only check it, and flush it.
 //
+// A move may go aside: all of it is copied to other memory of the device first, and the pieces are
+// cut from there.
+//
 // A span is cut at multiples of the piece's size from its start, so pieces are whole chunks of an
 // extent if that size is. Small spans share a piece: there is one event for all of them. A free
 // slot is filled with what the oldest move has next.
 //
-// The guard is stream_wait. Where there were slots for all of a move, it only lets the stream
-// wait. Where the move is larger, it waits for the workers until the last piece has been given to
-// the device: CUDA's streams wait for what has been given to them, not for what will be.
+// The guard is stream_wait. Where there were slots for all of a move, or it went aside, it only
+// lets the stream wait. Where the move is larger, it waits for the workers until the last piece has
+// been given to the device: CUDA's streams wait for what has been given to them, not for what will
+// be.
 //
 // Invariants:
 //  1. Nothing is allocated in steady state: lists of spans and slots without memory are used again.
 //     What workers call allocates nothing at all but for messages, and nothing that is thrown there
 //     leaves a piece behind.
 //  2. A piece is used again when the device and the worker are through with it; also after errors.
-//  3. A move is finished when each of its pieces is, or was left out after an error: the first
-//     error is the move's.
+//  3. A move is finished when each of its pieces is, or was left out after an error, and its copy
+//     aside is done: nothing reads or writes its memory then. The first error is the move's.
 //
 // Threads: any. A worker that has a piece gives it back before the end. The device's mutex is taken
 // under the mover's.
@@ -82,9 +86,10 @@ class Mover {
   ~Mover() { (void)close(); }
 
   // On a lane of the device, after all that it has been given. `places` has all the spans' places;
-  // null: through the ring. kBusy: kMovesMax are unfinished.
+  // null: through the ring. `aside` is what is copied first, to where the spans are; empty:
+  // nothing. kBusy: kMovesMax are unfinished. After an error nothing is under way.
   Status submit(Way way, uint32_t lane, std::span<const DeviceSpan> spans, const CudaPinned* places,
-                uint64_t* move);
+                std::span<const CudaPair> aside, uint64_t* move);
 
   // Gives a worker a piece of any move: filled, or to be filled. kTimeout: there was none;
   // timeout_ns < 0 waits for ever, 0 polls.
@@ -122,7 +127,9 @@ class Mover {
     uint64_t offset = 0;
     uint64_t with_worker = 0;  // pieces, those that have arrived too
     uint64_t with_device = 0;
-    uint64_t last_copy = 0;  // 0: none yet
+    uint64_t last_copy = 0;     // 0: none yet
+    uint64_t aside = 0;         // the copy aside; 0: none
+    uint32_t aside_errors = 0;  // of asking whether it is done
     Status status;
 
     bool in_place() const { return places.memory != nullptr; }
@@ -145,7 +152,9 @@ class Mover {
   void collect_done() REQUIRES(mutex_);
   void fail(Move* move, const Status& status) REQUIRES(mutex_);
   void finish_moves() REQUIRES(mutex_);
-  bool is_through(Slot* slot) REQUIRES(mutex_);
+  Status begin_aside(Move* move, std::span<const CudaPair> pairs) REQUIRES(mutex_);
+  bool is_going_aside(Move* move) REQUIRES(mutex_);
+  bool is_through(Move* move, uint64_t copy, uint32_t* errors) REQUIRES(mutex_);
   bool take(Piece* piece) REQUIRES(mutex_);
   void rest(MutexLock& lock, const Deadline& deadline, std::chrono::nanoseconds* pause)
       REQUIRES(mutex_);

@@ -111,7 +111,10 @@ class Version(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a batch did. Times are CLOCK_MONOTONIC nanoseconds; ``end_ns`` is 0 until it is done."""
+    """What a batch did. Times are CLOCK_MONOTONIC nanoseconds; ``end_ns`` is 0 until it is done.
+
+    ``in_place``: copy engines reached the store; else it went through staging, or from the host.
+    """
 
     bytes: int
     submit_ns: int
@@ -119,6 +122,7 @@ class Report(NamedTuple):
     end_ns: int
     bad_count: int
     bad: tuple[int, ...]
+    in_place: bool
 
 
 class Device(NamedTuple):
@@ -217,21 +221,10 @@ class Store:
         raw = ffi.new("lckpt_info *")
         _check(lib.lckpt_stat(self._handle[0], raw))
         return Info(
-            raw.store_id,
-            raw.bytes,
-            raw.free_bytes,
-            Media(raw.media),
-            Granularity(raw.granularity),
-            bool(raw.emulated),
-            raw.slots,
-            raw.workers,
-            FLUSH_METHODS[raw.flush_method],
-            Catalog(raw.catalog),
-            raw.commits,
-            raw.drops,
-            raw.bytes_persisted,
-            raw.commit_ns,
-        )
+            raw.store_id, raw.bytes, raw.free_bytes, Media(raw.media), Granularity(raw.granularity),
+            bool(raw.emulated), raw.slots, raw.workers, FLUSH_METHODS[raw.flush_method],
+            Catalog(raw.catalog), raw.commits, raw.drops, raw.bytes_persisted, raw.commit_ns,
+        )  # fmt: skip
 
     def versions(self) -> list[Version]:
         """Return the versions that can be loaded now, newest first."""
@@ -354,7 +347,10 @@ class Store:
         if code != lib.LCKPT_E_CHANGED or not raw.bad_count:
             _check(code)
         bad = tuple(raw.bad[0 : min(raw.bad_count, len(raw.bad))])
-        return Report(raw.bytes, raw.submit_ns, raw.start_ns, raw.end_ns, raw.bad_count, bad)
+        return Report(
+            raw.bytes, raw.submit_ns, raw.start_ns, raw.end_ns, raw.bad_count, bad,
+            bool(raw.in_place),
+        )  # fmt: skip
 
     def progress(self, batch: int) -> Report | None:
         """Return the report of *batch* if it is done, else None; never waits."""

@@ -25,7 +25,7 @@ def library(tmp_path_factory):
     return built
 
 
-@pytest.mark.parametrize("name", ["test_contract", "test_refusals"])
+@pytest.mark.parametrize("name", ["test_contract", "test_refusals", "test_fake_platform"])
 def test_the_contract_holds_on_a_fake_gpu(library, name):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # Where this process is: another folder may hold another lightckpt.

@@ -11,7 +11,8 @@
 //   - Sizes and offsets are in bytes, times in nanoseconds of CLOCK_MONOTONIC unless said.
 //   - A handle may be NULL, which is LCKPT_E_INVALID; pointers to results must be valid.
 //   - Pointers are borrowed for the call, except a span's memory: that must stay valid and, for a
-//     write, unchanged until its batch has been waited for.
+//     write, unchanged until its batch is done: when lckpt_wait says anything but LCKPT_E_TIMEOUT,
+//     neither a worker nor a device has any of it under way. So it is of a dropped attempt's, too.
 //   - Any thread may call; begin, commit, drop, pin, rebase and close are for one thread at a time.
 //   - In a child made by fork every call fails with LCKPT_E_INVALID: the child is inert.
 
@@ -60,6 +61,8 @@
 #define LCKPT_HOST 0   /* through pinned staging, which workers empty, or fill */
 #define LCKPT_DIRECT 1 /* copy engines reach the store's mapping, which is registered with CUDA */
 #define LCKPT_DEVICE 2 /* copied aside on the GPU, and from there as direct or, if not, as host */
+/* Registering and allocating take their time: what of the store is not registered yet goes as host,
+   and a batch for which memory aside has not come yet goes from where it is. */
 
 typedef struct lckpt_store lckpt_store;
 typedef struct lckpt_lease lckpt_lease; /* on the memory of a store */
@@ -118,6 +121,8 @@ typedef struct {
   uint64_t end_ns;    /* 0: not done */
   uint32_t bad_count; /* chunks that did not match */
   uint32_t bad[15];   /* extents of the first of them */
+  uint32_t in_place;  /* 1: copy engines reached the store; 0: staging, or no device's memory */
+  uint32_t reserved;
 } lckpt_report;
 
 typedef struct {
@@ -178,7 +183,8 @@ int lckpt_submit(lckpt_store* store, uint32_t op, uint64_t version, const lckpt_
                  uint32_t count, uint64_t* batch);
 /* Makes a GPU ready for spans of its memory, and tries whether its copy engines reach the store;
    later calls say so again. `staging_bytes` of pinned memory; 0 takes 128 MiB. LCKPT_E_NOT_FOUND:
-   there is no driver, or no such device. */
+   there is no driver, or no such device. LCKPT_E_INVALID: the environment's LIGHTCKPT_CUDA_BATCH is
+   neither 1, where the driver may be given copies in batches, nor 0. */
 int lckpt_open_device(lckpt_store* store, uint32_t ordinal, uint64_t staging_bytes,
                       lckpt_device* device);
 /* The same as submit for memory on a device; not LCKPT_VERIFY. What the stream has been given comes

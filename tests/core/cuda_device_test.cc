@@ -7,6 +7,7 @@
 
 #include "cuda_helpers.h"
 #include "device_cuda.h"
+#include "reach.h"
 
 namespace lightckpt {
 namespace {
@@ -100,9 +101,9 @@ TEST_F(CudaDeviceTest, of_many_steps_each_copy_is_of_one) {
     OneDevice on(*driver, 0, kBytes, 1 + seed % 3);
     constexpr int kSteps = 20;
     Buffer mapping(kSteps * kBytes);
-    CudaRegistration store;
-    ASSERT_TRUE(is_ok(CudaRegistration::make(*on.context, mapping.data(), mapping.size(), false,
-                                             &store, kBytes)));
+    Reach store(*on.context, mapping.data(), false, kBytes);
+    store.extend(mapping.size());
+    ASSERT_TRUE(is_ok(store.status()));
     uint64_t copies[kSteps] = {};
     for (int step = 0; step < kSteps; ++step) {
       uint32_t lane = 0;
@@ -208,13 +209,13 @@ TEST_F(CudaDeviceTest, copies_under_way_are_bounded) {
   EXPECT_TRUE(is_ok(on->copy_out(lane, {}, on.buffer.pinned(), &other)));
 }
 
-TEST_F(CudaDeviceTest, spans_do_not_cross_pieces) {
+TEST_F(CudaDeviceTest, spans_do_not_cross_borders) {
   const uint64_t torch = torch_stream();
   OneDevice on(*driver, 0, kBytes);
   Buffer mapping(kBytes);
-  CudaRegistration store;
-  ASSERT_TRUE(
-      is_ok(CudaRegistration::make(*on.context, mapping.data(), kBytes, false, &store, 4096)));
+  Reach store(*on.context, mapping.data(), false, 4096);
+  store.extend(kBytes);
+  ASSERT_TRUE(is_ok(store.status()));
   const Buffer bytes = random_bytes(kBytes, 1);
   std::ranges::copy(bytes, on.tensor().begin());
   uint32_t lane = 0;

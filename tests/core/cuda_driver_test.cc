@@ -4,12 +4,11 @@
 // every n until none is left, and counts what lives.
 #include "cuda_driver.h"
 
-#include <sys/mman.h>
-
 #include <thread>
 
 #include "cuda_helpers.h"
 #include "cuda_objects.h"
+#include "reach.h"
 
 namespace lightckpt {
 namespace {
@@ -45,6 +44,7 @@ class CudaDriverTest : public FakeCuda {
     RETURN_IF_ERROR(driver->version(&version));
     RETURN_IF_ERROR(driver->device_count(&count));
     RETURN_IF_ERROR(driver->device_name(0, &name));
+    RETURN_IF_ERROR(may_reach(*driver, 0, true));
     std::unique_ptr<CudaContext> context;
     RETURN_IF_ERROR(CudaContext::retain(*driver, 0, &context));
     Status status = use_context(*context);
@@ -58,14 +58,14 @@ class CudaDriverTest : public FakeCuda {
     CudaMemory from;
     CudaMemory to;
     CudaPinnedBuffer pinned;
-    CudaRegistration registration;
+    Reach reach(context, mapping_.data(), false, kBytes / 4);
     RETURN_IF_ERROR(make_stream(context, &stream));
     RETURN_IF_ERROR(make_event(context, &event));
     RETURN_IF_ERROR(make_memory(context, kBytes, &from));
     RETURN_IF_ERROR(make_memory(context, kBytes, &to));
     RETURN_IF_ERROR(CudaPinnedBuffer::make(context, kBytes, &pinned));
-    RETURN_IF_ERROR(CudaRegistration::make(context, mapping_.data(), mapping_.size(), false,
-                                           &registration, kBytes / 4));
+    reach.extend(mapping_.size());
+    RETURN_IF_ERROR(reach.status());
     const Status used = context.inside([&]() -> Status {
       bool done = false;
       RETURN_IF_ERROR(driver->stream_capturing(stream.get(), &done));
@@ -85,7 +85,7 @@ class CudaDriverTest : public FakeCuda {
     // What was given stays until it is through, whatever failed.
     fake_cuda_settle();
     RETURN_IF_ERROR(used);
-    RETURN_IF_ERROR(registration.reset());
+    RETURN_IF_ERROR(reach.reset());
     RETURN_IF_ERROR(pinned.reset());
     RETURN_IF_ERROR(from.reset());
     RETURN_IF_ERROR(to.reset());
@@ -196,31 +196,6 @@ TEST_F(CudaDriverTest, a_graph_that_another_thread_captures_stays_whole) {
   EXPECT_EQ(counted().broken_captures, 1);
   fake_cuda_capture(torch, 0);
   start({});
-}
-
-TEST_F(CudaDriverTest, mappings_are_registered_in_pieces) {
-  std::unique_ptr<CudaContext> context;
-  ASSERT_TRUE(is_ok(CudaContext::retain(*driver, 0, &context)));
-  const uint64_t bytes = (uint64_t{130} << 30) + 4096;
-  void* const memory =
-      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  ASSERT_NE(memory, MAP_FAILED);
-  CudaRegistration registration;
-  ASSERT_TRUE(is_ok(CudaRegistration::make(*context, memory, bytes, false, &registration)));
-  EXPECT_EQ(counted().registrations, 3);
-  EXPECT_EQ(registration.pinned().bytes, bytes);
-  // One that overlaps is refused whole, and takes nothing along.
-  CudaRegistration other;
-  EXPECT_FALSE(CudaRegistration::make(*context, memory, bytes, false, &other).ok());
-  EXPECT_EQ(counted().registrations, 3);
-  ASSERT_TRUE(is_ok(registration.reset()));
-  EXPECT_EQ(counted().registrations, 0);
-  // The third piece fails: the first two go.
-  fake_cuda_fail("cuMemHostRegister", 3, kOutOfMemory);
-  EXPECT_TRUE(fails(CudaRegistration::make(*context, memory, bytes, true, &registration),
-                    Code::kNoSpace, "cuMemHostRegister"));
-  EXPECT_EQ(counted().registrations, 0);
-  munmap(memory, bytes);
 }
 
 TEST_F(CudaDriverTest, a_registration_that_is_refused_is_an_error_and_no_more) {

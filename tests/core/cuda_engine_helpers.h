@@ -34,12 +34,13 @@ class Tensors {
   std::vector<Span> spans() const {
     std::vector<Span> found;
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      found.push_back({at(i).data(), static_cast<uint32_t>(i), 0});
+      auto* const device = reinterpret_cast<std::byte*>(memory_[i].get());
+      found.push_back({device, static_cast<uint32_t>(i), 0});
     }
     return found;
   }
   std::span<std::byte> at(size_t i) const {
-    return {reinterpret_cast<std::byte*>(memory_[i].get()), sizes_[i]};
+    return {static_cast<std::byte*>(fake_cuda_memory(memory_[i].get())), sizes_[i]};
   }
   void fill(int value) const {
     for (size_t i = 0; i < sizes_.size(); ++i) std::memset(at(i).data(), value, sizes_[i]);
@@ -65,9 +66,11 @@ class Tensors {
 
 class CudaEngine : public FakeCuda {
  protected:
-  Status open(TestEngine* engine, DeviceInfo* info = nullptr, int ordinal = 0) {
+  Status open(TestEngine* engine, DeviceInfo* info = nullptr, int ordinal = 0,
+              int64_t patience_ns = kDeadlineNs) {
     DeviceInfo unused;
-    return (*engine)->open_device(*driver, ordinal, kRing, info != nullptr ? info : &unused);
+    return (*engine)->open_device(*driver, ordinal, {kRing, patience_ns},
+                                  info != nullptr ? info : &unused);
   }
   static Status submit(TestEngine* engine, Op op, uint64_t version, Snapshot how, uint64_t stream,
                        const Tensors& tensors, uint64_t* batch, int ordinal = 0) {

@@ -33,11 +33,13 @@ inline std::vector<int64_t> live() {
 
 inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
-// Starts from a fake driver that has done nothing, and ends with one that was not misused.
+// Starts from a fake driver that has done nothing, and ends with one that was not misused, also by
+// what was still queued.
 class FakeCuda : public testing::Test {
  protected:
   void SetUp() override { start({}); }
   void TearDown() override {
+    fake_cuda_finish();
     EXPECT_EQ(live(), before_);
     EXPECT_EQ(counted().misuses, 0) << fake_cuda_misuse();
     EXPECT_EQ(counted().unregistered_copies, 0);
@@ -59,6 +61,11 @@ class FakeCuda : public testing::Test {
     const uint64_t stream = fake_cuda_stream(device);
     before_ = live();
     return stream;
+  }
+  // Calls that allocate, register or free memory wait for all streams from now on.
+  static void memory_waits() {
+    const FakeCudaRules rules = {.memory_waits = 1};
+    fake_cuda_rules(&rules);
   }
   // A kernel. It must not throw, and runs before the test's end.
   void launch(uint64_t stream, std::function<void()> kernel) {
@@ -92,8 +99,8 @@ class FakeCuda : public testing::Test {
   std::vector<std::unique_ptr<std::function<void()>>> closures_;
 };
 
-// A device with all that goes with it, in an order in which it can end; and a tensor on it. The
-// fake's device memory is memory of the host, so kernels and tests get at it.
+// A device with all that goes with it, in an order in which it can end; and a tensor on it. Kernels
+// and tests get at its bytes, nobody else on the host does.
 struct OneDevice {
   OneDevice(const CudaDriver& driver, int ordinal, uint64_t bytes, uint32_t lanes = 2) {
     EXPECT_TRUE(is_ok(CudaContext::retain(driver, ordinal, &context)));
@@ -110,7 +117,7 @@ struct OneDevice {
 
   CudaDevice* operator->() { return device.get(); }
   std::span<std::byte> tensor() const {
-    return {reinterpret_cast<std::byte*>(memory.get()), buffer.pinned().bytes};
+    return {static_cast<std::byte*>(fake_cuda_memory(memory.get())), buffer.pinned().bytes};
   }
   std::span<std::byte> host() const { return {buffer.pinned().memory, buffer.pinned().bytes}; }
   std::vector<CudaSpan> whole() const { return {{memory.get(), 0, buffer.pinned().bytes}}; }

@@ -71,7 +71,7 @@ class CudaMover : public FakeCuda {
                        uint64_t* batch) {
     uint32_t lane = 0;
     RETURN_IF_ERROR(device->order_after(stream, &lane));
-    return mover->submit(way, lane, spans, places, batch);
+    return mover->submit(way, lane, spans, places, {}, batch);
   }
   static Status submit(Mover* mover, OneDevice& on, Way way, uint64_t stream,
                        std::span<const DeviceSpan> spans, uint64_t* batch) {

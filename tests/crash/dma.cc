@@ -24,7 +24,9 @@ Dma::Dma(Engine* engine) : engine_(engine) {
   CHECK(driver().init().ok());
   DeviceInfo info;
   CHECK(CudaContext::retain(driver(), 0, &context_).ok());
-  CHECK(engine->open_device(driver(), 0, Gpu::kPieceBytes, &info).ok() && info.direct.ok());
+  constexpr int64_t kPatienceNs = 60'000'000'000;  // a life has the same events each time
+  CHECK(engine->open_device(driver(), 0, {Gpu::kPieceBytes, kPatienceNs}, &info).ok());
+  CHECK(info.direct.ok());
 }
 
 Dma::~Dma() {
@@ -37,10 +39,9 @@ Dma::~Dma() {
 
 uint64_t Dma::write(uint32_t extent, Bytes bytes) {
   CHECK(make_memory(*context_, bytes.size() + 1, &memory_.emplace_back()).ok());
-  // The fake's device memory is the host's.
-  auto* const copy = reinterpret_cast<std::byte*>(memory_.back().get());
-  if (!bytes.empty()) std::memcpy(copy, bytes.data(), bytes.size());
-  const std::vector<Span> spans = {{copy, extent, 0}};
+  const CudaPointer copy = memory_.back().get();
+  if (!bytes.empty()) std::memcpy(fake_cuda_memory(copy), bytes.data(), bytes.size());
+  const std::vector<Span> spans = {{reinterpret_cast<std::byte*>(copy), extent, 0}};
   uint64_t batch = 0;
   CHECK(engine_->submit_on({0, 0, Snapshot::kDirect}, Op::kWrite, 0, spans, &batch).ok());
   return batch;

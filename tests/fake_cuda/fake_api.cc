@@ -13,6 +13,7 @@ using fake_cuda::Handle;
 using fake_cuda::Needs;
 using fake_cuda::Op;
 using fake_cuda::Record;
+using fake_cuda::refuse_legacy;
 using fake_cuda::Stream;
 using fake_cuda::When;
 using fake_cuda::with_stream;
@@ -83,6 +84,16 @@ FAKE_CUDA_EXPORT int cuDeviceGetName(char* name, int bytes, int device) {
   });
 }
 
+FAKE_CUDA_EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  return call("cuDeviceGetAttribute", Needs::kInit, [&] {
+    const auto& known = world().attributes;
+    const auto found = known.find({device - 100, attribute});
+    if (found == known.end()) return fake_cuda::kInvalidValue;
+    *value = found->second;
+    return fake_cuda::kOk;
+  });
+}
+
 FAKE_CUDA_EXPORT int cuDevicePrimaryCtxRetain(Handle* context, int device) {
   return call("cuDevicePrimaryCtxRetain", Needs::kInit, [&] {
     *context = world().retain(device - 100);
@@ -141,8 +152,10 @@ FAKE_CUDA_EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
 
 FAKE_CUDA_EXPORT int cuStreamCreateWithPriority(Handle* stream, unsigned flags, int priority) {
   return call("cuStreamCreateWithPriority", Needs::kContextUnsafeInCapture, [&] {
-    const bool highest = flags == 1 && priority == kPriorityHighest;
-    *stream = world().make_stream(world().current(), true, highest);
+    const bool blocking = (flags & 1) == 0;
+    const bool highest = !blocking && priority == kPriorityHighest;
+    const Stream::Kind kind = {.counted = true, .highest = highest, .blocking = blocking};
+    *stream = world().make_stream(world().current(), kind);
     return fake_cuda::kOk;
   });
 }
@@ -157,6 +170,7 @@ FAKE_CUDA_EXPORT int cuStreamDestroy_v2(Handle handle) {
 
 FAKE_CUDA_EXPORT int cuStreamQuery(Handle handle) {
   return world().call("cuStreamQuery", Needs::kContextUnsafeInCapture, When::kBefore, [&](Lock&) {
+    if (const int refused = refuse_legacy(handle); refused != fake_cuda::kOk) return refused;
     Stream* const stream = world().stream_of(handle);
     if (stream == nullptr) return fake_cuda::kInvalidHandle;
     return stream->ops.empty() ? fake_cuda::kOk : fake_cuda::kNotReady;
@@ -165,18 +179,17 @@ FAKE_CUDA_EXPORT int cuStreamQuery(Handle handle) {
 
 FAKE_CUDA_EXPORT int cuStreamSynchronize(Handle handle) {
   const auto body = [&](Lock& lock) {
+    if (const int refused = refuse_legacy(handle); refused != fake_cuda::kOk) return refused;
     Stream* const stream = world().stream_of(handle);
     if (stream == nullptr) return fake_cuda::kInvalidHandle;
-    const auto record = std::make_shared<Record>();
-    world().enqueue(stream, {Op::Kind::kRecord, {}, record});
-    world().wait_for(lock, [&] { return record->done; });
+    world().wait_through(lock, stream);
     return fake_cuda::kOk;
   };
   return world().call("cuStreamSynchronize", Needs::kContextUnsafeInCapture, When::kBefore, body);
 }
 
 FAKE_CUDA_EXPORT int cuStreamWaitEvent(Handle handle, Handle event_handle, unsigned flags) {
-  return with_stream("cuStreamWaitEvent", handle, [&](Stream* stream) {
+  return with_stream("cuStreamWaitEvent", handle, [&](Stream* stream, Lock&) {
     fake_cuda::Event* const event = world().event_of(event_handle);
     if (event == nullptr) return fake_cuda::kInvalidHandle;
     if (flags != 0) return fake_cuda::kInvalidValue;
@@ -192,7 +205,10 @@ FAKE_CUDA_EXPORT int cuStreamWaitEvent(Handle handle, Handle event_handle, unsig
 }
 
 FAKE_CUDA_EXPORT int cuStreamIsCapturing(Handle handle, int* status) {
-  return with_stream("cuStreamIsCapturing", handle, [&](Stream* stream) {
+  return call("cuStreamIsCapturing", Needs::kContext, [&] {
+    if (const int refused = refuse_legacy(handle, true); refused != fake_cuda::kOk) return refused;
+    const Stream* const stream = world().stream_of(handle);
+    if (stream == nullptr) return fake_cuda::kInvalidHandle;
     *status = stream->capturing ? 1 : 0;
     return fake_cuda::kOk;
   });
@@ -216,7 +232,7 @@ FAKE_CUDA_EXPORT int cuEventDestroy_v2(Handle event) {
 }
 
 FAKE_CUDA_EXPORT int cuEventRecord(Handle event_handle, Handle handle) {
-  return with_stream("cuEventRecord", handle, [&](Stream* stream) {
+  return with_stream("cuEventRecord", handle, [&](Stream* stream, Lock&) {
     fake_cuda::Event* const event = world().event_of(event_handle);
     if (event == nullptr) return fake_cuda::kInvalidHandle;
     if (event->context != stream->context) {

@@ -1,6 +1,7 @@
 // What a test tells the fake driver, and asks of it. See fake_cuda.h.
 #include <utility>
 
+#include "fake_pages.h"
 #include "fake_world.h"
 
 namespace fake_cuda {
@@ -23,9 +24,9 @@ void World::reset(const FakeCudaOptions& options) {
   capture_mode() = 0;
   {
     const std::lock_guard memory(memory_mutex);
-    for (const auto& [address, memory_of] : device_memory) free_memory(address);
+    for (const auto& [address, memory_of] : device_memory) free_memory(memory_of);
     for (const auto& [address, memory_of] : host_memory) {
-      if (!memory_of.registered) free_memory(address);
+      if (!memory_of.registered) free_memory(memory_of);
     }
     device_memory.clear();
     host_memory.clear();
@@ -33,11 +34,12 @@ void World::reset(const FakeCudaOptions& options) {
   calls_.clear();
   first_misuse_.clear();
   calls_of_all_ = fail_in_ = streams_made_ = 0;
-  misuses_ = broken_captures_ = unregistered_copies = 0;
+  misuses_ = broken_captures = unregistered_copies = 0;
   copies = 0;
   initialised = false;
   torch_devices_.clear();
   options_ = options;
+  from_environment();
 }
 
 void World::counters(FakeCudaCounters* counters) {
@@ -45,8 +47,9 @@ void World::counters(FakeCudaCounters* counters) {
   *counters = {};
   counters->contexts = static_cast<int64_t>(contexts.size());
   for (const auto& [handle, stream] : streams_) {
-    counters->streams += stream->counted ? 1 : 0;
-    counters->highest_priority += stream->counted && stream->highest ? 1 : 0;
+    const Stream::Kind& kind = stream->kind;
+    counters->streams += kind.counted ? 1 : 0;
+    counters->highest_priority += kind.counted && kind.highest ? 1 : 0;
   }
   counters->events = static_cast<int64_t>(events.size());
   const std::shared_lock memory(memory_mutex);
@@ -57,7 +60,7 @@ void World::counters(FakeCudaCounters* counters) {
   counters->copies = copies;
   counters->unregistered_copies = unregistered_copies;
   counters->misuses = misuses_;
-  counters->broken_captures = broken_captures_;
+  counters->broken_captures = broken_captures;
   counters->depth = static_cast<int64_t>(context_stack().size());
   counters->capture_mode = capture_mode();
 }
@@ -103,11 +106,37 @@ int32_t fake_cuda_unfail() { return World::get().unfail() ? 1 : 0; }
 uint64_t fake_cuda_calls(const char* name) { return World::get().calls(name); }
 void fake_cuda_open(uint64_t gate) { World::get().open(gate); }
 void fake_cuda_settle() { World::get().settle(); }
+void fake_cuda_finish() { World::get().finish(); }
+
+void fake_cuda_rules(const FakeCudaRules* rules) {
+  World& world = World::get();
+  const World::Lock lock = world.locked();
+  world.rules = *rules;
+}
+
+void fake_cuda_attribute(int32_t device, int32_t attribute, int32_t value) {
+  World& world = World::get();
+  const World::Lock lock = world.locked();
+  world.attributes[{device, attribute}] = value;
+}
 
 uint64_t fake_cuda_stream(int32_t device) {
   World& world = World::get();
   const World::Lock lock = world.locked();
-  return world.make_stream(world.torch_context(device), false, false);
+  return world.make_stream(world.torch_context(device), {});
+}
+
+uint64_t fake_cuda_blocking_stream(int32_t device) {
+  World& world = World::get();
+  const World::Lock lock = world.locked();
+  return world.make_stream(world.torch_context(device), {.blocking = true});
+}
+
+void* fake_cuda_memory(uint64_t device) {
+  World& world = World::get();
+  const std::shared_lock lock(world.memory_mutex);
+  const fake_cuda::Memory* const memory = World::find(world.device_memory, device, 1);
+  return memory != nullptr ? memory->host + (device - memory->address) : nullptr;
 }
 
 void fake_cuda_set_device(int32_t device) {

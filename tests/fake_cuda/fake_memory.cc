@@ -1,56 +1,51 @@
-// The fake driver's calls on memory, and copies. See fake_cuda.h.
-#include "fake_calls.h"
+// The fake driver's calls on memory, and copies one by one. See fake_cuda.h.
+#include "fake_copies.h"
+#include "fake_pages.h"
 
 namespace {
 
 using fake_cuda::call;
 using fake_cuda::Copy;
-using fake_cuda::give_back;
+using fake_cuda::copy_late;
+using fake_cuda::device_side;
 using fake_cuda::Handle;
+using fake_cuda::host_side;
+using fake_cuda::Mapped;
 using fake_cuda::Memories;
 using fake_cuda::Memory;
 using fake_cuda::Needs;
-using fake_cuda::Op;
+using fake_cuda::Side;
 using fake_cuda::Stream;
+using fake_cuda::When;
+using fake_cuda::with_memory;
 using fake_cuda::with_stream;
 using fake_cuda::world;
 using fake_cuda::World;
+using Lock = World::Lock;
 
-// A host range that copies may use: pinned or registered, in one piece; or pageable, which counts.
-int host_side(uint64_t address, uint64_t bytes, bool written, const Memories** in) {
-  const Memory* const memory = World::find(world().host_memory, address, bytes);
-  if (memory != nullptr) {
-    *in = &world().host_memory;
-    if (!written || !memory->read_only) return fake_cuda::kOk;
-    return world().misuse("a copy into memory that is read only", fake_cuda::kInvalidValue);
+constexpr unsigned kPortable = 1;
+constexpr unsigned kReadOnly = 8;
+
+// A copy out of or into pageable memory may wait for the stream, and for its own end (CUDA's page
+// on the synchronization behavior of its API; one to the host always did until CUDA 11).
+int copy_and_wait(Stream* stream, const Copy& copy, Lock& lock) {
+  const int result = copy_late(stream, copy);
+  const Side& host = copy.target.on_host ? copy.target : copy.source;
+  const bool pageable = host.on_host && host.in == nullptr;
+  if (result == fake_cuda::kOk && pageable && world().rules.pageable_blocks != 0) {
+    world().wait_through(lock, stream);
   }
-  if (World::touches(world().host_memory, address, bytes)) {
-    return world().misuse("a copy across pieces of host memory", fake_cuda::kInvalidValue);
-  }
-  ++world().unregistered_copies;
-  *in = nullptr;
-  return fake_cuda::kOk;
-}
-
-int device_side(uint64_t address, uint64_t bytes, const Memories** in) {
-  *in = &world().device_memory;
-  const bool there = World::find(world().device_memory, address, bytes) != nullptr;
-  return there ? fake_cuda::kOk
-               : world().misuse("a copy of no device memory", fake_cuda::kInvalidValue);
-}
-
-int copy_late(Stream* stream, const Copy& copy) {
-  if (stream->capturing) return world().misuse("a copy into a graph", fake_cuda::kOk);
-  auto work = [copy] { world().copy(copy); };
-  world().enqueue(stream, {Op::Kind::kWork, work, nullptr});
-  return fake_cuda::kOk;
+  return result;
 }
 
 int allocate(Memories* memories, uint64_t bytes, uint64_t* address) {
   if (bytes == 0) return fake_cuda::kInvalidValue;
-  *address = fake_cuda::new_memory(bytes);
+  Memory memory = fake_cuda::new_memory(bytes, memories == &world().device_memory);
+  memory.context = world().current();
+  memory.number = world().new_memory_number();
+  *address = memory.address;
   const std::lock_guard lock(world().memory_mutex);
-  (*memories)[*address] = {.bytes = bytes, .context = world().current()};
+  (*memories)[*address] = memory;
   return fake_cuda::kOk;
 }
 
@@ -61,112 +56,106 @@ int release(Memories* memories, uint64_t address, bool registered, int otherwise
   if (found == memories->end() || found->second.registered != registered) {
     return world().misuse("memory that is not there is given back", otherwise);
   }
+  if (!registered) fake_cuda::free_memory(found->second);
   memories->erase(found);
-  if (!registered) fake_cuda::free_memory(address);
   return fake_cuda::kOk;
+}
+
+// What cuda.h says of cuMemHostRegister and its flags. That memory which is not mapped, and memory
+// that is mapped to be read, are an invalid value is what programs that tried it report.
+int may_register(uint64_t address, uint64_t bytes, unsigned flags, bool* read_only) {
+  const int device = world().contexts[world().current()].device;
+  const auto can = [&](int attribute) { return world().attribute(device, attribute) != 0; };
+  if (world().options().refuse_registration != 0) return world().options().refuse_registration;
+  if (bytes == 0 || (flags & kPortable) == 0 || (flags & ~(kPortable | kReadOnly)) != 0) {
+    return fake_cuda::kInvalidValue;
+  }
+  const bool asked_read_only = (flags & kReadOnly) != 0;
+  if (!can(fake_cuda::kRegistration)) return fake_cuda::kNotSupported;
+  if (asked_read_only && !can(fake_cuda::kReadOnlyRegistration)) return fake_cuda::kNotSupported;
+  if (bytes > uint64_t{64} << 30) return fake_cuda::kOutOfMemory;
+  if (World::touches(world().host_memory, address, bytes)) return fake_cuda::kAlreadyRegistered;
+  const Mapped mapped = fake_cuda::how_mapped(address, bytes);
+  if (mapped == Mapped::kNo) {
+    return world().misuse("memory is registered that is not mapped", fake_cuda::kInvalidValue);
+  }
+  *read_only = asked_read_only || mapped == Mapped::kToRead;
+  const bool may = mapped == Mapped::kToWrite || asked_read_only || can(fake_cuda::kHostPageTables);
+  return may ? fake_cuda::kOk : fake_cuda::kInvalidValue;
 }
 
 }  // namespace
 
 FAKE_CUDA_EXPORT int cuMemcpyDtoHAsync_v2(uint64_t target, uint64_t source, size_t bytes,
                                           Handle handle) {
-  return with_stream("cuMemcpyDtoHAsync", handle, [&](Stream* stream) {
-    Copy copy = {target, source, bytes, nullptr, nullptr};
-    int result = host_side(target, bytes, true, &copy.target_in);
-    if (result == fake_cuda::kOk) result = device_side(source, bytes, &copy.source_in);
-    return result == fake_cuda::kOk ? copy_late(stream, copy) : result;
+  return with_stream("cuMemcpyDtoHAsync", handle, [&](Stream* stream, Lock& lock) {
+    Copy copy = {.bytes = bytes};
+    int result = host_side(target, bytes, true, &copy.target);
+    if (result == fake_cuda::kOk) result = device_side(source, bytes, &copy.source);
+    return result == fake_cuda::kOk ? copy_and_wait(stream, copy, lock) : result;
   });
 }
 
 FAKE_CUDA_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes,
                                           Handle handle) {
-  return with_stream("cuMemcpyHtoDAsync", handle, [&](Stream* stream) {
-    Copy copy = {target, source, bytes, nullptr, nullptr};
-    int result = host_side(source, bytes, false, &copy.source_in);
-    if (result == fake_cuda::kOk) result = device_side(target, bytes, &copy.target_in);
-    return result == fake_cuda::kOk ? copy_late(stream, copy) : result;
+  return with_stream("cuMemcpyHtoDAsync", handle, [&](Stream* stream, Lock& lock) {
+    Copy copy = {.bytes = bytes};
+    int result = host_side(source, bytes, false, &copy.source);
+    if (result == fake_cuda::kOk) result = device_side(target, bytes, &copy.target);
+    return result == fake_cuda::kOk ? copy_and_wait(stream, copy, lock) : result;
   });
 }
 
 FAKE_CUDA_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes,
                                           Handle handle) {
-  return with_stream("cuMemcpyDtoDAsync", handle, [&](Stream* stream) {
-    Copy copy = {target, source, bytes, nullptr, nullptr};
-    int result = device_side(source, bytes, &copy.source_in);
-    if (result == fake_cuda::kOk) result = device_side(target, bytes, &copy.target_in);
+  return with_stream("cuMemcpyDtoDAsync", handle, [&](Stream* stream, Lock&) {
+    Copy copy = {.bytes = bytes};
+    int result = device_side(source, bytes, &copy.source);
+    if (result == fake_cuda::kOk) result = device_side(target, bytes, &copy.target);
     return result == fake_cuda::kOk ? copy_late(stream, copy) : result;
   });
 }
 
-// In no order among themselves: from the last to the first.
-FAKE_CUDA_EXPORT int cuMemcpyBatchAsync_v2(uint64_t* targets, uint64_t* sources, size_t* sizes,
-                                           size_t count, void* attributes, size_t* indexes,
-                                           size_t attribute_count, Handle handle) {
-  return with_stream("cuMemcpyBatchAsync", handle, [&](Stream* stream) {
-    if (world().options().copies_singly != 0) return fake_cuda::kNotSupported;
-    // The source in the stream's order, and from the first copy on: all that is asked for.
-    if (attribute_count != 1 || indexes[0] != 0 || static_cast<int*>(attributes)[0] != 1) {
-      return fake_cuda::kInvalidValue;
-    }
-    for (size_t i = count; i-- > 0;) {
-      Copy copy = {targets[i], sources[i], sizes[i], nullptr, nullptr};
-      const auto on_device = [&](uint64_t address) {
-        return World::find(world().device_memory, address, sizes[i]) != nullptr;
-      };
-      const bool out = !on_device(targets[i]);
-      const bool in = !on_device(sources[i]);
-      int result = out ? host_side(targets[i], sizes[i], true, &copy.target_in)
-                       : device_side(targets[i], sizes[i], &copy.target_in);
-      if (result == fake_cuda::kOk) {
-        result = in ? host_side(sources[i], sizes[i], false, &copy.source_in)
-                    : device_side(sources[i], sizes[i], &copy.source_in);
-      }
-      if (result == fake_cuda::kOk && sizes[i] == 0) result = fake_cuda::kInvalidValue;
-      if (result == fake_cuda::kOk) result = copy_late(stream, copy);
-      if (result != fake_cuda::kOk) return result;
-    }
-    return fake_cuda::kOk;
-  });
-}
-
 FAKE_CUDA_EXPORT int cuMemAlloc_v2(uint64_t* memory, size_t bytes) {
-  return call("cuMemAlloc", Needs::kContextUnsafeInCapture,
-              [&] { return allocate(&world().device_memory, bytes, memory); });
+  return with_memory("cuMemAlloc", Needs::kContextUnsafeInCapture, When::kBefore,
+                     [&] { return allocate(&world().device_memory, bytes, memory); });
 }
 
 FAKE_CUDA_EXPORT int cuMemFree_v2(uint64_t memory) {
-  return give_back("cuMemFree", Needs::kContext, [&] {
+  return with_memory("cuMemFree", Needs::kContext, When::kAfter, [&] {
     return release(&world().device_memory, memory, false, fake_cuda::kInvalidValue);
   });
 }
 
 FAKE_CUDA_EXPORT int cuMemHostAlloc(uint64_t* memory, size_t bytes, unsigned flags) {
-  return call("cuMemHostAlloc", Needs::kContextUnsafeInCapture, [&] {
-    if (flags != 1) world().misuse("pinned memory of one context only", fake_cuda::kOk);
+  return with_memory("cuMemHostAlloc", Needs::kContextUnsafeInCapture, When::kBefore, [&] {
+    if (flags != kPortable) world().misuse("pinned memory of one context only", fake_cuda::kOk);
     return allocate(&world().host_memory, bytes, memory);
   });
 }
 
 FAKE_CUDA_EXPORT int cuMemFreeHost(uint64_t memory) {
-  return give_back("cuMemFreeHost", Needs::kContext, [&] {
+  return with_memory("cuMemFreeHost", Needs::kContext, When::kAfter, [&] {
     return release(&world().host_memory, memory, false, fake_cuda::kInvalidValue);
   });
 }
 
-FAKE_CUDA_EXPORT int cuMemHostRegister_v2(uint64_t memory, size_t bytes, unsigned flags) {
-  return call("cuMemHostRegister", Needs::kContextUnsafeInCapture, [&] {
-    if (world().options().refuse_registration != 0) return world().options().refuse_registration;
-    if (bytes == 0 || (flags & 1) == 0 || (flags & ~9u) != 0) return fake_cuda::kInvalidValue;
-    if (bytes > uint64_t{64} << 30) return fake_cuda::kOutOfMemory;
+FAKE_CUDA_EXPORT int cuMemHostRegister_v2(uint64_t address, size_t bytes, unsigned flags) {
+  return with_memory("cuMemHostRegister", Needs::kContextUnsafeInCapture, When::kBefore, [&] {
+    Memory memory = {.address = address, .bytes = bytes, .registered = true};
+    const int refused = may_register(address, bytes, flags, &memory.read_only);
+    if (refused != fake_cuda::kOk) return refused;
+    memory.context = world().current();
+    memory.host = reinterpret_cast<std::byte*>(address);
+    memory.number = world().new_memory_number();
     const std::lock_guard lock(world().memory_mutex);
-    if (World::touches(world().host_memory, memory, bytes)) return fake_cuda::kAlreadyRegistered;
-    world().host_memory[memory] = {bytes, world().current(), true, (flags & 8) != 0};
+    world().host_memory[address] = memory;
     return fake_cuda::kOk;
   });
 }
 
 FAKE_CUDA_EXPORT int cuMemHostUnregister(uint64_t memory) {
-  return give_back("cuMemHostUnregister", Needs::kContext, [&] {
+  return with_memory("cuMemHostUnregister", Needs::kContext, When::kAfter, [&] {
     return release(&world().host_memory, memory, true, fake_cuda::kNotRegistered);
   });
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 namespace fake_cuda {
 namespace {
@@ -13,8 +12,8 @@ constexpr int kCaptureRelaxed = 2;
 
 bool loses(int result) { return result == kIllegalAddress || result == kLaunchFailed; }
 
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
+uint64_t variable(const std::string& name, uint64_t otherwise) {
+  const char* text = std::getenv(name.c_str());
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
@@ -36,26 +35,39 @@ uint64_t thread_number() {
   return number;
 }
 
-constexpr std::align_val_t kPage{4096};
-
-uint64_t new_memory(uint64_t bytes) {
-  return reinterpret_cast<uint64_t>(::operator new(bytes, kPage));
-}
-
-void free_memory(uint64_t address) { ::operator delete(reinterpret_cast<void*>(address), kPage); }
-
 World& World::get() {
   static World* const world = new World;  // never deleted: threads may outlive main
   return *world;
 }
 
 World::World() {
-  options_.seed = from_environment("FAKE_CUDA_SEED", options_.seed);
+  options_.seed = variable("FAKE_CUDA_SEED", options_.seed);
   options_.delay_us_max =
-      static_cast<uint32_t>(from_environment("FAKE_CUDA_DELAY_US", options_.delay_us_max));
-  options_.devices = static_cast<int>(from_environment("FAKE_CUDA_DEVICES", 1));
-  options_.refuse_registration =
-      static_cast<int>(from_environment("FAKE_CUDA_REFUSE_REGISTRATION", 0));
+      static_cast<uint32_t>(variable("FAKE_CUDA_DELAY_US", options_.delay_us_max));
+  options_.devices = static_cast<int>(variable("FAKE_CUDA_DEVICES", 1));
+  options_.refuse_registration = static_cast<int>(variable("FAKE_CUDA_REFUSE_REGISTRATION", 0));
+  from_environment();
+}
+
+void World::from_environment() {
+  const auto number = [](const std::string& name, int otherwise) {
+    return static_cast<int>(variable("FAKE_CUDA_" + name, static_cast<uint64_t>(otherwise)));
+  };
+  rules.memory_waits = number("MEMORY_WAITS", 0);
+  rules.pageable_blocks = number("PAGEABLE_BLOCKS", 0);
+  rules.any_address = number("ANY_ADDRESS", 0);
+  attributes.clear();
+  for (int device = 0; device < options_.devices; ++device) {
+    for (const int one : {kHostPointers, kRegistration, kHostPageTables, kReadOnlyRegistration}) {
+      attributes[{device, one}] =
+          number("ATTRIBUTE_" + std::to_string(one), one != kHostPageTables);
+    }
+  }
+}
+
+int World::attribute(int device, int number) const {
+  const auto found = attributes.find({device, number});
+  return found != attributes.end() ? found->second : 0;
 }
 
 int World::injected(const char* name) {
@@ -68,7 +80,7 @@ int World::call(const char* name, Needs needs, When when, const std::function<in
   ++calls_[name];
   ++calls_of_all_;
   const int failure = injected(name);
-  if (loses(failure)) lose_current(failure);
+  if (loses(failure) && current() != 0) lose(current(), failure);
   if (failure != kOk && when == When::kBefore) return failure;
   if (needs != Needs::kNothing && !initialised) return kNotInitialized;
   if (needs == Needs::kContext || needs == Needs::kContextUnsafeInCapture) {
@@ -77,7 +89,7 @@ int World::call(const char* name, Needs needs, When when, const std::function<in
     if (lost != kOk && when == When::kBefore) return lost;
     if (needs == Needs::kContextUnsafeInCapture && capturing() &&
         capture_mode() != kCaptureRelaxed) {
-      ++broken_captures_;
+      ++broken_captures;
       return kCaptureUnsupported;
     }
   }
@@ -88,8 +100,8 @@ int World::call(const char* name, Needs needs, When when, const std::function<in
   return failure != kOk ? failure : result;
 }
 
-void World::lose_current(int result) {
-  if (current() != 0) contexts[current()].lost = result;
+void World::lose(Handle context, int result) {
+  if (contexts.contains(context)) contexts[context].lost = result;
 }
 
 int World::misuse(const std::string& what, int result) {
@@ -118,7 +130,9 @@ int World::release(int device) {
   const Handle handle = found->second;
   if (--contexts[handle].retained > 0) return kOk;
   for (const auto& [name, stream] : streams_) {
-    if (stream->context == handle && stream->counted) misuse("a stream outlives its context", 0);
+    if (stream->context == handle && stream->kind.counted) {
+      misuse("a stream outlives its context", 0);
+    }
   }
   for (const auto& [name, event] : events) {
     if (event.context == handle) misuse("an event outlives its context", 0);
@@ -135,12 +149,16 @@ bool World::stands(const Stream& stream) const {
   return (waits || op.kind == Op::Kind::kGate) && !op.record->done;
 }
 
-Handle World::make_stream(Handle context, bool counted, bool highest) {
+bool World::is_lost(const Stream& stream) const {
+  const auto found = contexts.find(stream.context);
+  return found != contexts.end() && found->second.lost != kOk;
+}
+
+Handle World::make_stream(Handle context, const Stream::Kind& kind) {
   const Handle handle = new_handle();
   auto stream = std::make_unique<Stream>();
+  stream->kind = kind;
   stream->context = context;
-  stream->counted = counted;
-  stream->highest = highest;
   stream->random.seed(options_.seed * 1000003 + ++streams_made_);
   Stream* const made = stream.get();
   streams_[handle] = std::move(stream);
@@ -158,8 +176,12 @@ void World::run(Stream* stream) {
     Op& op = stream->ops.front();  // stays where it is while others are added
     lock.unlock();
     if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
-    if (op.kind == Op::Kind::kWork) op.work();
     lock.lock();
+    if (op.kind == Op::Kind::kWork && !is_lost(*stream)) {
+      lock.unlock();
+      op.work();
+      lock.lock();
+    }
     if (op.kind == Op::Kind::kRecord) op.record->done = true;
     if (op.kind == Op::Kind::kGate || (op.kind == Op::Kind::kWait && options_.ignore_waits == 0)) {
       changed_.wait(lock, [&] { return op.record->done; });
@@ -194,6 +216,33 @@ void World::settle() {
   });
 }
 
+void World::finish() {
+  Lock lock(mutex_);
+  for (const auto& [handle, record] : gates_) record->done = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] {
+    return std::ranges::all_of(all_streams(), [](const Stream* one) { return one->ops.empty(); });
+  });
+}
+
+void World::wait_through(Lock& lock, Stream* stream) {
+  const auto record = std::make_shared<Record>();
+  enqueue(stream, {Op::Kind::kRecord, {}, record});
+  wait_for(lock, [&] { return record->done; });
+}
+
+void World::wait_through_all(Lock& lock) {
+  std::vector<std::shared_ptr<Record>> records;
+  for (const auto& [handle, stream] : streams_) {
+    records.push_back(std::make_shared<Record>());
+    enqueue(stream.get(), {Op::Kind::kRecord, {}, records.back()});
+  }
+  wait_for(lock, [&] {
+    return std::ranges::all_of(records, [](const auto& one) { return one->done; }) &&
+           std::ranges::all_of(ended_, [](const auto& one) { return one->ops.empty(); });
+  });
+}
+
 std::vector<Stream*> World::all_streams() const {
   std::vector<Stream*> all;
   for (const auto& [handle, stream] : streams_) all.push_back(stream.get());
@@ -205,7 +254,7 @@ Stream* World::stream_of(Handle handle) {
   if (handle <= 2) {
     Context& context = contexts[current()];
     Handle& own = handle == 2 ? context.per_thread[thread_number()] : context.legacy;
-    if (own == 0) own = make_stream(current(), false, false);
+    if (own == 0) own = make_stream(current(), {.blocking = handle == 2});
     handle = own;
   }
   const auto found = streams_.find(handle);
@@ -242,6 +291,14 @@ bool World::capturing() const {
   return false;
 }
 
+bool World::captures_blocking() const {
+  for (const auto& [handle, stream] : streams_) {
+    const bool here = stream->context == current();
+    if (here && stream->capturing && stream->kind.blocking) return true;
+  }
+  return false;
+}
+
 const Memory* World::find(const Memories& memories, uint64_t address, uint64_t bytes) {
   auto after = memories.upper_bound(address);
   if (after == memories.begin()) return nullptr;
@@ -259,18 +316,20 @@ bool World::touches(const Memories& memories, uint64_t address, uint64_t bytes) 
 
 void World::copy(const Copy& copy) {
   std::shared_lock in_use(memory_mutex);
-  const auto gone = [&](const Memories* memories, uint64_t address) {
-    return memories != nullptr && find(*memories, address, copy.bytes) == nullptr;
+  const auto gone = [&](const Side& side) {
+    if (side.in == nullptr) return false;
+    const Memory* const memory = find(*side.in, side.address, copy.bytes);
+    return memory == nullptr || memory->number != side.number;
   };
-  if (gone(copy.target_in, copy.target) || gone(copy.source_in, copy.source)) {
+  if (gone(copy.target) || gone(copy.source)) {
     in_use.unlock();
     Lock lock(mutex_);
     misuse("memory of a copy went before it took place", 0);
     return;
   }
   // In two parts: who looks too early may find either.
-  auto* const target = reinterpret_cast<std::byte*>(copy.target);
-  const auto* const source = reinterpret_cast<const std::byte*>(copy.source);
+  std::byte* const target = copy.target.host;
+  const std::byte* const source = copy.source.host;
   const uint64_t half = copy.bytes / 2;
   std::memcpy(target, source, half);
   std::this_thread::yield();

@@ -16,6 +16,7 @@
 #include <shared_mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fake_cuda.h"
@@ -35,10 +36,18 @@ inline constexpr int kInvalidHandle = 400;
 inline constexpr int kNotReady = 600;
 inline constexpr int kIllegalAddress = 700;
 inline constexpr int kAlreadyRegistered = 712;
-inline constexpr int kNotSupported = 801;
 inline constexpr int kNotRegistered = 713;
 inline constexpr int kLaunchFailed = 719;
+inline constexpr int kNotSupported = 801;
 inline constexpr int kCaptureUnsupported = 900;
+inline constexpr int kCaptureImplicit = 906;
+
+// CUdevice_attribute, from cuda.h.
+inline constexpr int kHostPointers =
+    91;  // host addresses of registered memory are the device's too
+inline constexpr int kRegistration = 99;           // host memory can be registered
+inline constexpr int kHostPageTables = 100;        // the device goes by the host's page tables
+inline constexpr int kReadOnlyRegistration = 113;  // memory that is only read can be registered
 
 // One recording of an event: done once the stream gets there.
 struct Record {
@@ -53,9 +62,13 @@ struct Op {
 };
 
 struct Stream {
+  struct Kind {
+    bool counted = false;   // made by cuStreamCreateWithPriority
+    bool highest = false;   // with the highest priority, and not blocking
+    bool blocking = false;  // the legacy stream would wait for it
+  };
+  Kind kind;
   Handle context = 0;
-  bool counted = false;  // made by cuStreamCreateWithPriority
-  bool highest = false;  // with the highest priority, and not blocking
   bool capturing = false;
   bool ending = false;  // ends when it is through
   std::deque<Op> ops;   // the first is being done
@@ -77,20 +90,30 @@ struct Context {
 };
 
 struct Memory {
+  uint64_t address = 0;
   uint64_t bytes = 0;
   Handle context = 0;
   bool registered = false;  // else it is an allocation
   bool read_only = false;
+  std::byte* host = nullptr;  // where the host finds it
+  uint64_t number = 0;        // of no other memory, also at the same address
 };
 using Memories = std::map<uint64_t, Memory>;  // by address
 
-// Of each side, the map that must have it still when the copy takes place; null: pageable memory.
+// One side of a copy. `in` has to have it still when the copy takes place; null: pageable memory.
+struct Side {
+  std::byte* host = nullptr;
+  const Memories* in = nullptr;
+  uint64_t address = 0;
+  uint64_t number = 0;
+  bool on_host = false;
+  bool registered = false;
+};
+
 struct Copy {
-  uint64_t target;
-  uint64_t source;
-  uint64_t bytes;
-  const Memories* target_in;
-  const Memories* source_in;
+  Side target = {};
+  Side source = {};
+  uint64_t bytes = 0;
 };
 
 // What a call needs, and how it fails.
@@ -116,11 +139,15 @@ class World {
   const char* misuse_words();
   void open(uint64_t gate);
   void settle();
+  void finish();
 
   // All below: with the mutex held.
   Lock locked() { return Lock(mutex_); }
   int misuse(const std::string& what, int result);
   const FakeCudaOptions& options() const { return options_; }
+  FakeCudaRules rules;
+  std::map<std::pair<int, int>, int> attributes;  // that were set; by device and number
+  int attribute(int device, int number) const;
   bool initialised = false;
   std::map<int, Handle> primary;  // by device
   std::map<Handle, Context> contexts;
@@ -130,7 +157,9 @@ class World {
   Handle new_handle() { return next_handle_ += 16; }
   Handle retain(int device);
   int release(int device);
-  Handle make_stream(Handle context, bool counted, bool highest);
+  // Nothing in it goes on from now.
+  void lose(Handle context, int result);
+  Handle make_stream(Handle context, const Stream::Kind& kind);
   // What a test names: of any context.
   Stream& any_stream(Handle handle) {
     return handle > 2 ? *streams_.at(handle) : *stream_of(handle);
@@ -145,7 +174,12 @@ class World {
   void wait_for(Lock& lock, const std::function<bool()>& predicate) {
     changed_.wait(lock, predicate);
   }
+  // Until the stream, or every stream, has done what it has been given by now.
+  void wait_through(Lock& lock, Stream* stream);
+  void wait_through_all(Lock& lock);
   bool capturing() const;
+  // Is a stream captured that keeps the current context's legacy stream from being used?
+  bool captures_blocking() const;
 
   // Memory has a lock of its own, taken after the mutex.
   std::shared_mutex memory_mutex;
@@ -154,18 +188,21 @@ class World {
   // The memory that has all of the range; null: none has.
   static const Memory* find(const Memories& memories, uint64_t address, uint64_t bytes);
   static bool touches(const Memories& memories, uint64_t address, uint64_t bytes);
+  uint64_t new_memory_number() { return ++memories_made_; }
   // On a stream's thread, without the mutex.
   void copy(const Copy& copy);
   std::atomic<int64_t> copies = 0;
   int64_t unregistered_copies = 0;
+  int64_t broken_captures = 0;
 
  private:
   World();
   void run(Stream* stream);
   bool stands(const Stream& stream) const;  // nothing happens here by itself
+  bool is_lost(const Stream& stream) const;
   std::vector<Stream*> all_streams() const;
-  void lose_current(int result);
   int injected(const char* name);
+  void from_environment();
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -179,16 +216,12 @@ class World {
   uint64_t fail_in_ = 0;   // 0: none is asked for
   int fail_result_ = 0;
   int64_t misuses_ = 0;
-  int64_t broken_captures_ = 0;
   std::string first_misuse_;
   Handle next_handle_ = 0x10000;
   uint64_t streams_made_ = 0;
+  uint64_t memories_made_ = 0;
   std::set<int> torch_devices_;
 };
-
-// Memory for both kinds of allocation, on page borders as CUDA's is.
-uint64_t new_memory(uint64_t bytes);
-void free_memory(uint64_t address);
 
 // The calling thread's.
 std::vector<Handle>& context_stack();

@@ -12,10 +12,20 @@ LIBRARY = os.environ.get("LIGHTCKPT_FAKE_CUDA")
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Make a fake platform with options; skips on a real device."""
+    """Make a fake platform with options, and finish it; skips on a real device."""
     if not LIBRARY:
         pytest.skip("only a driver of our own can be told to do this")
-    return lambda **options: Fake(LIBRARY, monkeypatch, **options)
+    made = []
+
+    def make(**options):
+        while made:
+            made.pop().finish()  # the next one forgets what this one found
+        made.append(Fake(LIBRARY, monkeypatch, **options))
+        return made[0]
+
+    yield make
+    while made:
+        made.pop().finish()
 
 
 @pytest.fixture

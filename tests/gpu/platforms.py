@@ -2,9 +2,9 @@
 
 A platform has tensors on device 0, gives the device work, and holds it up so that a test sees what
 does not wait for it. On the fake one torch knows nothing of a device: its tensors are those of the
-cpu that lie in the fake's memory, ``lightckpt.gpus`` is told so, and "kernels" are numpy calls that
-the fake stream makes late. They move no version counters; whoever enqueues one does, as torch does
-when it gives a kernel to a stream.
+cpu that pass for a device's (device_memory), ``lightckpt.gpus`` is told so, and "kernels" are numpy
+calls that the fake stream makes late. They move no version counters; whoever enqueues one does, as
+torch does when it gives a kernel to a stream.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from device_memory import DeviceMemory
 from lightckpt import gpus
 
 LR, DECAY = 0.1, 0.9
@@ -32,6 +33,29 @@ class Options(ctypes.Structure):
     ]
 
 
+class Rules(ctypes.Structure):
+    """FakeCudaRules: what the driver does although by itself it does not."""
+
+    _fields_ = [
+        ("memory_waits", ctypes.c_int32),
+        ("pageable_blocks", ctypes.c_int32),
+        ("any_address", ctypes.c_int32),
+    ]
+
+
+class Counters(ctypes.Structure):
+    """FakeCudaCounters."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "contexts", "streams", "events", "device_allocations", "host_allocations",
+            "registrations", "copies", "unregistered_copies", "misuses", "broken_captures", "depth",
+            "capture_mode", "highest_priority",
+        )
+    ]  # fmt: skip
+
+
 class Fake:
     """A fake driver that has done nothing."""
 
@@ -49,25 +73,19 @@ class Fake:
         self.lib.fake_cuda_set_device(0)
         self.stream = self.lib.fake_cuda_stream(0)
         self.capturing = False
-        self._ranges, self._kernels = [], []
-        monkeypatch.setattr(gpus, "ordinal_of", self._ordinal_of)
+        self._kernels = []
+        self._memory = DeviceMemory(self.lib, monkeypatch)
+        monkeypatch.setattr(gpus, "ordinal_of", self._memory.ordinal_of)
         monkeypatch.setattr(gpus, "current_stream", lambda ordinal: self.stream)
         monkeypatch.setattr(gpus, "memory_of", lambda ordinal: (16 << 30, 16 << 30))
         monkeypatch.setattr(gpus, "is_capturing", lambda: self.capturing)
 
-    def _ordinal_of(self, tensor):
-        address = tensor.data_ptr()
-        return 0 if any(begin <= address < end for begin, end in self._ranges) else gpus.HOST
+    def set_rules(self, **rules):
+        self.lib.fake_cuda_rules(ctypes.byref(Rules(**rules)))
 
     def tensor(self, values):
         """Return a copy of *values* on the device."""
-        address = ctypes.c_uint64()
-        size = max(1, values.nbytes)
-        assert self.lib.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-        self._ranges.append((address.value, address.value + size))
-        memory = (ctypes.c_byte * size).from_address(address.value)
-        flat = torch.frombuffer(memory, dtype=values.dtype, count=values.numel())
-        return flat.view(values.shape).copy_(values)
+        return self._memory.tensor(values)
 
     def launch(self, kernel):
         """Give the stream a function to run."""
@@ -77,7 +95,7 @@ class Fake:
     def update(self, parameter, momentum, step):
         """Give the stream an update of SGD with momentum; the gradient is made up."""
         torch.autograd.graph.increment_version([parameter, momentum])
-        p, m = (tensor.detach().numpy() for tensor in (parameter, momentum))
+        p, m = map(self._memory.kernel_view, (parameter, momentum))
 
         def kernel():
             m[...] = m * np.float32(DECAY) + (p * np.float32(0.01) + np.float32(step * 0.001))
@@ -88,7 +106,7 @@ class Fake:
     def add(self, tensor, value, *, counted=True):
         if counted:
             torch.autograd.graph.increment_version([tensor])
-        array = tensor.detach().numpy()
+        array = self._memory.kernel_view(tensor)
         self.launch(lambda: np.add(array, np.float32(value), out=array))
 
     @contextmanager
@@ -125,9 +143,13 @@ class Fake:
             self.launch(kernel)
 
     def finish(self):
-        """Check that the driver was used as CUDA asks."""
-        self.synchronize()
-        assert self.lib.fake_cuda_misuse().decode() == ""
+        """Check that the driver was used as CUDA asks, also by what is still queued."""
+        counters = Counters()
+        self.lib.fake_cuda_finish()
+        self.lib.fake_cuda_counters(ctypes.byref(counters))
+        words = self.lib.fake_cuda_misuse().decode()
+        assert not words, words
+        assert counters.unregistered_copies == counters.broken_captures == 0
 
 
 class Real:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from gpu_run import Run, same, stored
+from lightckpt._core import Store
 from lightckpt.doctor import diagnose
 from lightckpt.errors import CheckpointWarning, MediaError, NoSpaceError
 
@@ -119,5 +120,19 @@ def test_an_edit_before_the_copy_is_through_gives_the_version_up(fake, path):
     expected = run.state()
     assert run.checkpointer.wait() == 6
     assert same(stored(path)[1], expected)
+    run.checkpointer.close()
+    platform.finish()
+
+
+def test_what_did_not_go_direct_is_not_measured_as_that(fake, path, monkeypatch):
+    """As while the store is still being registered."""
+    platform = fake()
+    wait = Store.wait
+    monkeypatch.setattr(Store, "wait", lambda *arguments: wait(*arguments)._replace(in_place=False))
+    run = Run(platform, path)
+    run.train(10)
+    run.checkpointer.wait()
+    [way] = run.checkpointer.why()["snapshot"]
+    assert "being measured" in way
     run.checkpointer.close()
     platform.finish()
