@@ -303,9 +303,19 @@ def _walk_gradients(walk: Walk, held: list[Leaf]) -> list[Leaf]:
     return found
 
 
-def scaler_states(run: Run) -> dict[str, Any]:
-    """Return the scalers' states by name, to see whether one has changed."""
-    return {name: dict(scaler.state_dict()) for name, scaler in run.scalers.items()}
+def scaler_marks(run: Run) -> dict[str, Any]:
+    """Return by name what shows whether a scaler's state has changed: mostly that state."""
+    return {name: _mark_of(scaler) for name, scaler in run.scalers.items()}
+
+
+def _mark_of(scaler: Any) -> Any:
+    scale = getattr(scaler, "_scale", None)
+    ours = getattr(type(scaler), "state_dict", None) is torch.amp.GradScaler.state_dict
+    if not ours or not isinstance(scale, Tensor) or gpus.ordinal_of(scale) == gpus.HOST:
+        return dict(scaler.state_dict())
+    # To read a scale on a GPU is to wait for it; each update of torch's own moves this counter.
+    numbers = {key: value for key, value in vars(scaler).items() if isinstance(value, int | float)}
+    return id(scale), scale._version, numbers
 
 
 def update_counters(run: Run, name: str) -> list[int]:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from .capture import Run, Walk
 from .errors import FormatError
-from .hoststate import decode, encode
+from .hoststate import LeafDecoder, decode, encode
 from .modules import module_states
+from .placement import Placement
 from .rng import State, capture_rng, generators_of
 from .tensors import decode_leaf, encode_leaf, gradient_forms
 
@@ -53,7 +54,7 @@ def encode_extras(run: Run) -> bytes:
 def load_extras(run: Run, encoded: bytes) -> None:
     """Bring the extras back to what :func:`encode_extras` made."""
     if encoded:
-        tree = decode(encoded, allow_pickle=run.allow_pickle, leaf=decode_leaf)
+        tree = decode(encoded, allow_pickle=run.allow_pickle, leaf=Placement(run).decode)
         for name, item in run.extras.items():
             item.load_state_dict(tree[name])
 
@@ -113,17 +114,22 @@ def collect_host(
     return encode(tree, allow_pickle=run.allow_pickle, leaf=encode_leaf)
 
 
-def read_host(host: bytes | memoryview, *, allow_pickle: bool = False) -> dict[str, Any]:
+def read_host(
+    host: bytes | memoryview, *, allow_pickle: bool = False, leaf: LeafDecoder = decode_leaf
+) -> dict[str, Any]:
     """Decode what :func:`collect_host` made.
+
+    Args:
+        leaf: decodes tensors; as it is, all of them are on the cpu.
 
     Raises:
         FormatError: it is damaged.
         UnsafeStateError: it holds a pickle and *allow_pickle* is false.
     """
-    tree = _branches(host, allow_pickle)
+    tree = _branches(host, allow_pickle, leaf)
     try:
         if "early" in tree:
-            early = _branches(tree.pop("early"), allow_pickle)
+            early = _branches(tree.pop("early"), allow_pickle, leaf)
             tree["rng"], tree["extra"] = early["rng"], tree.get("extra", {}) | early["extra"]
         _check_form(tree)
     except MISFITS as error:
@@ -148,10 +154,10 @@ def _check_form(tree: dict[str, Any]) -> None:
         raise ValueError("its modules are of other models than its modes")
 
 
-def _branches(host: Any, allow_pickle: bool) -> dict[str, Any]:
+def _branches(host: Any, allow_pickle: bool, leaf: LeafDecoder) -> dict[str, Any]:
     if not isinstance(host, bytes | bytearray | memoryview):
         raise FormatError(f"host state lies in a {type(host).__name__}, not in bytes")
-    tree = decode(host, allow_pickle=allow_pickle, leaf=decode_leaf)
+    tree = decode(host, allow_pickle=allow_pickle, leaf=leaf)
     if type(tree) is not dict:
         raise FormatError(f"host state is a {type(tree).__name__}, not a dict")
     return tree

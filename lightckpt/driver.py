@@ -33,6 +33,7 @@ from .errors import (
     WaitTimeoutError,
 )
 from .flight import Flight, Record
+from .flights import Flights
 from .interval import IntervalTuner, ModeTrial
 from .plan import Plan
 from .process import OneProcess
@@ -42,7 +43,7 @@ from .snapshots import Snapshots
 from .stats import Stats, reasons
 from .structure import Structure
 from .trust import Standing, Trust
-from .updates import CUT, Updates
+from .updates import Updates
 
 TIMELINE_MAX = 4096
 _NOTHING_NEW = "nothing was updated since the last boundary"
@@ -66,6 +67,7 @@ class Driver(OneProcess):
         self.tuner = IntervalTuner(settings.overhead) if settings.every == "auto" else None
         self.trial = ModeTrial() if settings.mode == "auto" else None
         self.snapshots = Snapshots(store, settings.snapshot)
+        self.flights = Flights(store, self.trust, self.snapshots, settings.timeout)
         self.flight: Flight | None = None
         self.error: CheckpointError | None = None
         self.durable_step = 0
@@ -89,10 +91,9 @@ class Driver(OneProcess):
             if gpus.is_capturing():
                 self._leave_to_graph(name)
                 return
-            if self.updates.was_cut(name):
-                warnings.warn(CUT.format(name), CheckpointWarning, 6)
-            flight = self.flight
-            if flight is None:
+            self.updates.note_use(name)
+            self.updates.warn_of_cuts()
+            if (flight := self.flight) is None:
                 return
             begin = time.perf_counter()
             try:
@@ -142,6 +143,7 @@ class Driver(OneProcess):
             self._thread = threading.current_thread()
             begin = time.perf_counter()
             self._measure(begin)
+            self.flights.let_go(but=self.flight)
             self.stats.iterations += 1
             flight, skipped = None, self._reason_to_skip(step, anyway)
             failed = False
@@ -159,6 +161,7 @@ class Driver(OneProcess):
                 if flight is not None:
                     self.updates.note_cut()
                 self._forget_updates(unsaved=failed)
+            self.updates.warn_of_cuts()
             self.stats.skipped += bool(skipped)
             self._carried = flight.record.mode if flight else ""
             self._began = time.perf_counter()
@@ -166,7 +169,7 @@ class Driver(OneProcess):
             return flight, skipped
 
     def _reason_to_skip(self, step: int, anyway: bool) -> str:
-        if not self.updates.any() and (self.updates.waiting() or not self._edited()):
+        if not self.updates.any() and (not self._edited() or self.updates.waiting()):
             return _NOTHING_NEW
         if self.capture_early and self.early is None:
             return _SKIPPED_UPDATE
@@ -185,11 +188,11 @@ class Driver(OneProcess):
         """Was a captured tensor changed, or replaced, by hand?"""
         structure = self._structure
         if structure is not None and not structure.refresh():
-            self._structure = None
-            return True
-        if structure is not None and structure.moved:
+            structure = self._structure = None
+            self.updates.edit()
+        elif structure is not None and structure.moved:
             self._plan = None
-            return True
+            self.updates.edit()
         return self.updates.edited(structure)
 
     def _forget_updates(self, *, unsaved: bool = False) -> None:
@@ -255,11 +258,7 @@ class Driver(OneProcess):
             self._plan = Plan(structure, self.trust, guarded, mode)
         self._learning = any(ly.standing is Standing.PROBATION for ly in self._plan.layers)
         record = Record(step, mode)
-        flight = Flight(
-            self.store, self._plan, self.trust, self.snapshots, record, self.settings.timeout
-        )
-        flight.start(host, self.settings.keep)
-        self.flight = flight
+        flight = self.flight = self.flights.start(self._plan, record, host, self.settings.keep)
         record.boundary_ns = (begin, time.monotonic_ns())
         self.timeline.append(record)
         return flight
@@ -294,9 +293,7 @@ class Driver(OneProcess):
         with self.lock:
             flight = self.flight
             try:
-                if flight is None:
-                    pass
-                elif anywhere or self._await_landing(flight, timeout):
+                if flight is not None and (anywhere or self._await_landing(flight, timeout)):
                     self._land(flight, timeout)
             except CheckpointError as error:
                 self.error = self.error or error
@@ -327,6 +324,7 @@ class Driver(OneProcess):
             self.flight = None
             self._landed.notify_all()
             self.store.close()
+            self.flights.let_go()
 
     # -- restoring -----------------------------------------------------------------------------
 

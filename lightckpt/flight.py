@@ -82,8 +82,10 @@ class Flight:
         self.layers = plan.layers
         self._coming: list[tuple[int, int]] = []  # device and batch of what no thread waited for
         self._ways: dict[int, Snapshot] = {}
+        self._batches: list[int] = []
+        self._giving = False  # it is not known yet what batch there is
         # A tensor may be given other memory meanwhile, and the structure lets go of the old one.
-        self._storages = [extent.storage for extent in plan.structure.extents]
+        self._storages = [(extent.storage, extent.copy) for extent in plan.structure.extents]
         self._lazy = [layer for layer in plan.layers if layer.standing is Standing.LAZY]
 
     def start(self, host: bytes, keep: int) -> None:
@@ -220,6 +222,20 @@ class Flight:
         """Have all layers been copied? Never waits."""
         return all(self._store.progress(layer.batch) for layer in self._lazy if not layer.compared)
 
+    def is_through(self) -> bool:
+        """Is nothing of it under way any more, so that its memory may be freed? Never waits."""
+        self._batches = [batch for batch in self._batches if not self._is_done(batch)]
+        return not self._batches and not self._giving
+
+    def _is_done(self, batch: int) -> bool:
+        try:
+            self._store.wait(batch, 0)
+        except WaitTimeoutError:
+            return False
+        except (CheckpointError, ValueError):  # it has failed; or the store is closed, and all over
+            pass
+        return True
+
     def drop(self, why: str) -> None:
         """Give the version up. The flight holds on to its memory: a worker may be in it still."""
         if self.dropped or self._commit:
@@ -239,16 +255,22 @@ class Flight:
             self._host = b""
 
     def _submit(self, op: Op, device: int, spans: Any, *, version: int = 0) -> int:
-        if device == HOST:
-            return self._store.submit(op, spans, version=version)
-        way = self._ways.setdefault(device, self._snapshots.way(device))
-        stream = gpus.current_stream(device)
+        self._giving = True  # and stays so if an interrupt comes before the batch is noted
         try:
-            batch = self._store.submit_on(device, stream, way, op, spans, version=version)
+            if device == HOST:
+                batch = self._store.submit(op, spans, version=version)
+            else:
+                way = self._ways.setdefault(device, self._snapshots.way(device))
+                stream = gpus.current_stream(device)
+                batch = self._store.submit_on(device, stream, way, op, spans, version=version)
         except CheckpointError as error:
-            self._snapshots.failed(device, error)
+            self._giving = False
+            if device in self._ways:
+                self._snapshots.failed(device, error)
             raise
-        if op is Op.WRITE:
+        self._batches.append(batch)
+        self._giving = False
+        if op is Op.WRITE and device != HOST:
             self._coming.append((device, batch))
         return batch
 
@@ -275,18 +297,18 @@ class Flight:
     def _hear_of_devices(self) -> str:
         """Book what came from GPUs, now that all has; say which tensor changed, if one did."""
         rates: dict[int, list[float]] = {}
-        total = 0
+        total: dict[int, int] = {}
         for device, batch in self._coming:
             report = self._store.wait(batch, self._timeout)
             self._note(report)
-            total += report.bytes
+            total[device] = total.get(device, 0) + report.bytes
             # While the store is being registered, what is to go direct goes through the ring.
             as_said = self._ways[device] is not Snapshot.DIRECT or report.in_place
             if report.bytes >= MEASURED_BYTES and as_said:
                 seconds = (report.end_ns - report.start_ns) / 1e9
                 rates.setdefault(device, []).append(seconds / report.bytes)
         for device, measured in rates.items():
-            self._snapshots.note(device, self._ways[device], measured, total)
+            self._snapshots.note(device, self._ways[device], measured, total[device])
         self._coming = []
         changed = ""
         for layer in self._lazy:
@@ -315,7 +337,7 @@ class Flight:
             spans = spans_of(self._plan.structure, [layer.indexes[i] for i in chosen])
         summed = None
         if len(spans) and layer.device == HOST:
-            summed = self._store.wait(self._store.submit(Op.CHECK, spans), self._timeout)
+            summed = self._store.wait(self._submit(Op.CHECK, HOST, spans), self._timeout)
         elif len(spans):
             layer.check = self._submit(Op.CHECK, layer.device, spans)
         bad = self._changed(layer, summed)

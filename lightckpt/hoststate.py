@@ -44,6 +44,7 @@ from uuid import UUID
 import numpy as np
 
 from .errors import FormatError, UnsafeStateError
+from .pickles import unpickled
 
 DEPTH_MAX = 200  # Levels of nesting, both ways; each costs two Python frames.
 LEAF_ALIGN = 64
@@ -289,13 +290,6 @@ def _array(data: Any, spec: Any, shape: Any, order: Any) -> Any:
     return np.ndarray(shape, dtype, bytearray(data), order=order)
 
 
-def _unpickled(_: object, data: memoryview) -> object:
-    try:
-        return pickle.loads(data)
-    except Exception as error:  # Any: unpickling runs the object's own code.
-        raise FormatError(f"host state holds a pickle that cannot be read: {error}") from error
-
-
 # fmt: off
 _CODES: dict[Any, str] = {(int,): "q", (float,): "d"}
 _BULKY, _SHARED = (bytes, bytearray, list, tuple), ("array", "hook", "pickle")
@@ -346,7 +340,7 @@ _LEAVES: dict[str, Callable[[Any, memoryview], object]] = {
     "bytes": lambda _, data: bytes(data), "bytearray": lambda _, data: bytearray(data),
     "list": lambda code, data: [*struct.unpack(f"<{len(data) // 8}{code}", data)],
     "tuple": lambda code, data: struct.unpack(f"<{len(data) // 8}{code}", data),
-    "array": lambda meta, data: _array(data, *meta), "pickle": _unpickled,
+    "array": lambda meta, data: _array(data, *meta), "pickle": unpickled,
 }
 # fmt: on
 

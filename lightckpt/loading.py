@@ -50,7 +50,8 @@ def load(
         modes          model -> the names of its modules in evaluation mode
         rng, loop      random generators; where ``iterate`` stood
 
-    A tensor subclass with inner tensors comes as a dict of these: its class is not known here.
+    Tensors are on the cpu, wherever they were, but for those within pickles. A tensor subclass with
+    inner tensors comes as a dict of these: its class is not known here.
     A compressed archive is expanded into a temporary file first.
 
     Args:
@@ -218,9 +219,9 @@ class _Builder:
         dtype = dtype_of(entry.dtype)
         if entry.uninitialised:
             kind: Any = UninitializedParameter if entry.parameter else UninitializedBuffer
-            return kind(requires_grad=entry.requires_grad, dtype=dtype)
+            return kind(requires_grad=entry.requires_grad, dtype=dtype, device="cpu")
         if entry.extent < 0:
-            return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
+            return torch.empty_strided(entry.shape, entry.stride, dtype=dtype, device="cpu")
         if entry.extent not in self.extents:
             buffer = self.holder.locate(self.version.version, entry.extent)
             if len(buffer) != self.manifest.extents[entry.extent]:

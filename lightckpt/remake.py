@@ -17,6 +17,7 @@ from .capture import Run
 from .manifest import Manifest, Path, TensorEntry, graded
 from .modules import set_modes
 from .names import Empty, empty_buffers, held_tensors
+from .placement import beside
 from .sharing import Job, Tie, make_all
 from .tensors import dtype_of, empty_gradient, gradient_form, inner_tensors, is_uninitialised
 
@@ -43,9 +44,11 @@ def fill_loose(host: dict[str, Any], run: Run, places: dict[Path, Tensor]) -> No
     for path, saved in host["loose"]:
         kind, *rest = path
         if kind == "grad":
-            places[tuple(rest)].grad = saved
+            owner = places[tuple(rest)]
+            owner.grad = saved.to(owner.device)
         elif kind == "state":
-            run.optimizers[rest[0]].state[places[tuple(rest[2:])]][rest[1]] = saved
+            owner = places[tuple(rest[2:])]
+            run.optimizers[rest[0]].state[owner][rest[1]] = saved.to(owner.device)
         elif kind == "shared":
             shared: dict[Any, Any] = run.optimizers[rest[0]].state
             shared[rest[1]] = saved
@@ -163,7 +166,7 @@ def _set_options(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
                     and id(held) not in taken
                     and (held.shape, held.dtype) == (value.shape, value.dtype)
                 )
-                now[id(value)] = held.copy_(value) if fits else value
+                now[id(value)] = held.copy_(value) if fits else beside(value, group["params"])
                 taken.add(id(now[id(value)]))
             group[key] = now[id(value)]
 

@@ -23,6 +23,7 @@ from .errors import FormatError, StructureError
 from .manifest import Manifest, Path, TensorEntry, decode_manifest, graded, name_of
 from .modules import check_modules, load_module_states, missing_modules
 from .names import held_tensors
+from .placement import Placement
 from .reader import check_extents
 from .remake import MADE, fill_loose, fillable, remake
 from .rng import apply_rng
@@ -55,7 +56,9 @@ def prepare(store: Store, version: int, run: Run) -> Restoration:
     manifest_bytes, host_bytes = store.view(version)
     manifest = decode_manifest(manifest_bytes)
     with _plain_tensors():
-        host = read_host(bytes(host_bytes), allow_pickle=run.allow_pickle)
+        host = read_host(
+            bytes(host_bytes), allow_pickle=run.allow_pickle, leaf=Placement(run).decode
+        )
     check_extents(store, version, manifest)
     restoration = Restoration(manifest, host, _live_tensors(run))
     try:

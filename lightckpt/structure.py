@@ -45,8 +45,8 @@ class Extent:
     packed: bool = False
     span: int = 0  # bytes of memory from the first to behind the last; ``size`` unless packed
     storage: Any = None  # keeps the memory alive while workers read it
-    copy: Tensor | None = None  # the contiguous copy of a packed extent, on the host
-    device: int = gpus.HOST  # where its bytes are copied from
+    copy: Tensor | None = None  # the contiguous copy of a packed extent, where its leaves are
+    device: int = gpus.HOST
 
 
 def _merge(leaves: list[Leaf]) -> list[Extent]:
@@ -101,7 +101,8 @@ def _meet(leaves: list[Leaf]) -> bool:
 
 def _packed(leaves: list[Leaf]) -> Extent:
     address, span = span_of(leaves[0].tensor)
-    return Extent(compact_bytes(leaves[0]), leaves, address, packed=True, span=span)
+    size, device = compact_bytes(leaves[0]), leaves[0].device
+    return Extent(size, leaves, address, packed=True, span=span, device=device)
 
 
 def compact_bytes(leaf: Leaf) -> int:
@@ -217,11 +218,15 @@ class Structure:
         Packed ones are few, and small for their span.
         """
         if self.pinned:
-            gpus.synchronize()
+            gpus.synchronize(extent.device for extent in self.extents)
         for extent in self._packed:
             self.moved = True
-            packed = bytearray(raw_bytes(compact(extent.leaves[0].tensor.detach())))
-            extent.copy = torch.frombuffer(packed, dtype=torch.uint8)
+            tensor = compact(extent.leaves[0].tensor.detach())
+            if extent.device == gpus.HOST:
+                packed = bytearray(raw_bytes(tensor))
+                extent.copy = torch.frombuffer(packed, dtype=torch.uint8)
+            else:
+                extent.copy = gpus.packed(tensor)
 
 
 _SHAPE, _DTYPE, _REQUIRES_GRAD = map(attrgetter, ("shape", "dtype", "requires_grad"))

@@ -4,6 +4,7 @@ Also the one way in which tensors travel inside host state (learning rates held 
 loader's generator state, an averaged copy in an ``extra``): as leaves of raw bytes.
 """
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -122,7 +123,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Return a new contiguous tensor with the elements in *data*."""
-    flat = torch.empty(len(data), dtype=torch.uint8)
+    flat = torch.empty(len(data), dtype=torch.uint8, device="cpu")
     if len(data):
         flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return flat.view(dtype).reshape(shape)
@@ -158,36 +159,53 @@ def encode_leaf(value: object) -> Blob | None:
     return Blob(meta, bytes(data))
 
 
-def decode_leaf(meta: dict[str, Any], data: memoryview) -> Tensor:
-    """Rebuild a tensor of host state in memory of its own.
+def decode_leaf(
+    meta: dict[str, Any],
+    data: memoryview,
+    place: Callable[[Tensor, torch.device], Tensor] | None = None,
+) -> Tensor:
+    """Rebuild a tensor of host state in memory of its own, of the cpu.
+
+    Args:
+        place: puts a tensor that was not on the cpu, but on the device that it is told, where it
+            is needed; None leaves it on the cpu. What it raises is not about *meta* and *data*.
 
     Raises:
         FormatError: *meta* and *data* do not fit.
     """
     try:
-        parts = []
-        for part in meta["parts"]:
-            dtype, shape = dtype_of(part["dtype"]), tuple(int(n) for n in part["shape"])
-            size = torch.Size(shape).numel() * DTYPE_BYTES[part["dtype"]]
-            start = int(part["offset"])
-            if min(shape, default=0) < 0 or not 0 <= start <= start + size <= len(data):
-                raise FormatError(f"a tensor of {size} bytes in a leaf of {len(data)}")
-            parts.append(from_bytes(data[start : start + size], dtype, shape))
-        tensor = parts[0]
-        if "coo" in meta:
-            shape = tuple(int(n) for n in meta["coo"]["shape"])
-            tensor = torch.sparse_coo_tensor(parts[0], parts[1], shape, check_invariants=True)
-            tensor = tensor._coalesced_(bool(meta["coo"]["coalesced"]))
-        elif "stride" in meta:
-            stride = [int(n) for n in meta["stride"]]
-            if len(stride) != tensor.dim() or not is_dense(tuple(tensor.shape), tuple(stride)):
-                raise FormatError(f"strides {stride} for the shape {tuple(tensor.shape)}")
-            tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-        if "device" in meta:
-            tensor = tensor.to(str(meta["device"]))
+        tensor = _decoded(meta, data)
         requires_grad = bool(meta.get("requires_grad", False))
-        if meta.get("parameter"):
-            return Parameter(tensor, requires_grad=requires_grad)
-        return tensor.requires_grad_(requires_grad)
+        device = torch.device(str(meta.get("device", "cpu")))
+        if requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise FormatError(f"a gradient for a tensor of {tensor.dtype}")
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise FormatError(f"a tensor inside host state cannot be read: {error}") from error
+    if place is not None and device.type != "cpu":
+        tensor = place(tensor, device)
+    if meta.get("parameter"):
+        return Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _decoded(meta: dict[str, Any], data: memoryview) -> Tensor:
+    parts = []
+    for part in meta["parts"]:
+        dtype, shape = dtype_of(part["dtype"]), tuple(int(n) for n in part["shape"])
+        size = torch.Size(shape).numel() * DTYPE_BYTES[part["dtype"]]
+        start = int(part["offset"])
+        if min(shape, default=0) < 0 or not 0 <= start <= start + size <= len(data):
+            raise FormatError(f"a tensor of {size} bytes in a leaf of {len(data)}")
+        parts.append(from_bytes(data[start : start + size], dtype, shape))
+    tensor = parts[0]
+    if "coo" in meta:
+        shape = tuple(int(n) for n in meta["coo"]["shape"])
+        tensor = torch.sparse_coo_tensor(parts[0], parts[1], shape, check_invariants=True)
+        return tensor._coalesced_(bool(meta["coo"]["coalesced"]))
+    if "stride" in meta:
+        stride = [int(n) for n in meta["stride"]]
+        if len(stride) != tensor.dim() or not is_dense(tuple(tensor.shape), tuple(stride)):
+            raise FormatError(f"strides {stride} for the shape {tuple(tensor.shape)}")
+        made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="cpu")
+        return made.copy_(tensor)
+    return tensor

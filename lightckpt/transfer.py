@@ -2,11 +2,12 @@
 
 A tensor that fills its extent and lies in memory as it was saved is read straight into place,
 verified in the same pass, by all workers, or by a GPU's copy engine from the store or from pinned
-staging. Others (several tensors in one extent, strided or
-expanded ones, other strides than saved) are copied from the mapped extent after it was verified.
+staging. Others (several tensors in one extent, strided or expanded ones, other strides than saved)
+are copied from the mapped extent after it was verified.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from . import _core, gpus
 from ._core import Op, Snapshot, Store
-from .errors import CorruptError
+from .errors import CheckpointError, CorruptError
 from .manifest import TensorEntry
 from .tensors import compact, dtype_of, is_dense, span_of
 
@@ -50,7 +51,7 @@ def stored_view(buffer: Any, entry: TensorEntry) -> Tensor:
     """
     dtype = dtype_of(entry.dtype)
     if 0 in entry.shape:
-        return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.shape, dtype=dtype, device="cpu")
     whole = buffer if isinstance(buffer, Tensor) else torch.frombuffer(buffer, dtype=torch.uint8)
     bytes_ = whole[entry.offset :]
     if entry.packed:
@@ -83,12 +84,14 @@ def write_targets(store: Store, version: int, sizes: Sequence[int], targets: lis
             direct[extent] = target
         else:
             others.append(target)
-    readings = _read(store, version, direct)
-    indirect = sorted({t.entry.extent for t in others} - direct.keys())
-    checking = store.submit(
-        Op.VERIFY, _core.make_spans([(0, extent) for extent in indirect]), version=version
-    )
-    bad = {extent for batch in (*readings, checking) for extent in store.wait(batch).bad}
+    batches: list[int] = []
+    try:
+        _read(store, version, direct, batches)
+        indirect = sorted({t.entry.extent for t in others} - direct.keys())
+        spans = _core.make_spans([(0, extent) for extent in indirect])
+        batches.append(store.submit(Op.VERIFY, spans, version=version))
+    finally:
+        bad = _wait_for_all(store, batches)
     if bad:
         names = [t.entry.name for t in targets if t.entry.extent in bad]
         raise CorruptError(f"bytes of {', '.join(names)} differ from their checksums")
@@ -101,13 +104,12 @@ def write_targets(store: Store, version: int, sizes: Sequence[int], targets: lis
         torch.autograd.graph.increment_version(counted)
 
 
-def _read(store: Store, version: int, direct: dict[int, Target]) -> list[int]:
+def _read(store: Store, version: int, direct: dict[int, Target], batches: list[int]) -> None:
     """Queue the reading of whole extents into place: a batch for the host, one for each GPU."""
     places: dict[int, list[tuple[int, int]]] = {}
     for extent, target in direct.items():
         pair = target.tensor.data_ptr(), extent
         places.setdefault(gpus.ordinal_of(target.tensor), []).append(pair)
-    batches = []
     for device, pairs in places.items():
         spans = _core.make_spans(pairs)
         if device == gpus.HOST:
@@ -117,7 +119,23 @@ def _read(store: Store, version: int, direct: dict[int, Target]) -> list[int]:
         way = Snapshot.DIRECT if store.open_device(device).direct else Snapshot.HOST
         stream = gpus.current_stream(device)
         batches.append(store.submit_on(device, stream, way, Op.READ, spans, version=version))
-    return batches
+
+
+def _wait_for_all(store: Store, batches: list[int]) -> set[int]:
+    """Wait for *batches*, whatever comes of one: return the extents whose bytes were wrong.
+
+    The tensors that they fill are the caller's, and may be freed when he hears of an error.
+    """
+    bad: set[int] = set()
+    try:
+        while batches:
+            bad |= set(store.wait(batches[0]).bad)
+            del batches[0]
+    finally:
+        for batch in batches:
+            with suppress(CheckpointError):
+                store.wait(batch)
+    return bad
 
 
 def _like(view: Tensor, tensor: Tensor) -> Tensor:

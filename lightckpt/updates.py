@@ -10,23 +10,21 @@ A boundary makes a version where there was an update. Without one it still does 
 4. a captured tensor was changed by hand (batch norm calibrated, weights averaged or loaded), and no
    gradient waits for an update: within a sum of gradients no version without them is exact.
 
-A gradient waits if it came, or was added to, since the last boundary with an update, and is not all
-zero. Gradients that an update has left behind do not wait: the next ``zero_grad`` takes them.
+Which gradients wait, gradients.py says. Those that an update has left behind do not: the next
+``zero_grad`` takes them.
 """
 
-import weakref
-from operator import attrgetter
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import gpus
-from .capture import Run, scaler_states, update_counters
+from .capture import Run, scaler_marks, update_counters
+from .errors import CheckpointWarning
+from .gradients import Cut, Left, by_device, counters_of, is_plain
 from .structure import Structure
-
-_COUNTER = attrgetter("_version")
-Ref = weakref.ReferenceType[Tensor]
 
 CUT = (
     "optimizer {} adds gradients up over several iterations, in which others are updated: versions "
@@ -47,14 +45,16 @@ class Updates:
         self._scalers: dict[str, Any] = {}
         self._counters: dict[str, list[int]] = {}  # of optimizers that never fired
         # At the last boundary with an update: gradients, and counters of the captured tensors.
-        self._left: list[tuple[Ref, int]] = []
+        self._left = Left([])
         self._tensors: list[int] | None = None
         # Of the newest structure, to be quick: its tensors, and what no optimizer updates of them.
         self._watched: Structure | None = None
         self._all: list[Tensor] = []
         self._unowned: list[Tensor] = []
-        self._unsaved = False  # count the tensors as changed: there was no version, or a restore
-        self._cut: dict[str, list[Ref]] = {}  # by optimizer: gradients that a version did without
+        self._unsaved = False  # count the tensors as changed, whatever their counters say
+        # By optimizer: what versions did without since its last update; what updates had of that.
+        self._cuts: dict[str, list[Cut]] = {}
+        self._used: list[tuple[str, Cut, set[int]]] = []
         self._told: set[str] = set()  # optimizers of which that was said
         self.forget(None)
 
@@ -94,11 +94,18 @@ class Updates:
 
     def scaler_moved(self) -> bool:
         """Has a scaler's state changed since the last boundary?"""
-        return bool(self._run.scalers) and self._scalers != scaler_states(self._run)
+        return bool(self._run.scalers) and self._scalers != scaler_marks(self._run)
 
     def waiting(self) -> bool:
-        """Does a gradient wait for an update?"""
-        return bool(self._waiting(self._gradients()))
+        """Does a gradient wait for an update? Asked last: the answer may lie on a GPU."""
+        came, moved = self._left.moved(self._gradients())
+        if any(gpus.ordinal_of(grad) != gpus.HOST for grad in came):
+            return True
+        return _is_any(came + moved)
+
+    def edit(self) -> None:
+        """Note a change that no counter shows. It counts until there is a version."""
+        self._unsaved = True
 
     def edited(self, structure: Structure | None) -> bool:
         """Was a tensor of *structure*, which is as it was, changed?"""
@@ -116,7 +123,7 @@ class Updates:
                 for tensor in self._all
                 if id(tensor) not in owned and tensor.requires_grad and tensor.is_leaf
             ]
-        return _counters(self._all)
+        return counters_of(self._all)
 
     def _gradients_of(self, name: str) -> list[Tensor]:
         groups = self._run.optimizers[name].param_groups
@@ -129,14 +136,6 @@ class Updates:
     def _silent(self) -> list[str]:
         return [name for name in self._run.optimizers if name not in self.order]
 
-    def _waiting(self, grads: list[Tensor]) -> list[Ref]:
-        left = {id(grad): counter for ref, counter in self._left if (grad := ref()) is not None}
-        return [
-            weakref.ref(grad)
-            for grad, counter in zip(grads, _counters(grads), strict=True)
-            if left.get(id(grad)) != counter and _is_any(grad)
-        ]
-
     # -- boundaries ----------------------------------------------------------------------------
 
     def forget(self, structure: Structure | None, *, unsaved: bool = False) -> bool:
@@ -146,13 +145,12 @@ class Updates:
             order = [*self._firing, *(n for n in self.order if n not in self._firing)]
             self.order, changed = order, order != self.order
         self._firing, self.seen, self._unsaved = [], False, unsaved
-        self._scalers = scaler_states(self._run)
+        self._scalers = scaler_marks(self._run)
         self._counters = {name: update_counters(self._run, name) for name in self._silent()}
         self._tensors = None if structure is None else self._counters_of(structure)
-        left = [] if self._run.grads else self._gradients()
-        self._left = list(zip(map(weakref.ref, left), _counters(left), strict=True))
+        self._left = Left([] if self._run.grads else self._gradients())
         if unsaved:
-            self._cut = {}
+            self._cuts, self._used = {}, []
         return changed
 
     def note_cut(self) -> None:
@@ -160,32 +158,50 @@ class Updates:
         if self._run.grads or len(self._run.optimizers) == 1:
             return
         for name in self._run.optimizers:
-            if name in self._firing or name in self._told or name in self._cut:
+            if name in self._firing or name in self._told:
                 continue
-            if waiting := self._waiting(self._gradients_of(name)):
-                self._cut[name] = waiting
+            grads = self._gradients_of(name)
+            # Those that were taken away, or have turned out to be zero, count for nothing.
+            found = [(cut, cut.was_any(cut.held_by(grads))) for cut in self._cuts.get(name, ())]
+            self._cuts[name] = [cut for cut, was_any in found if was_any is not False]
+            came, moved = self._left.moved(grads)
+            if (came or moved) and not any(was_any for _, was_any in found):
+                self._cuts[name].append(Cut(came + moved))
 
-    def was_cut(self, name: str) -> bool:
-        """Does *name* begin an update with gradients that a version did without? True once.
+    def note_use(self, name: str) -> None:
+        """Note what *name*, which begins an update, has of gradients that versions did without.
 
-        Where they were taken away in between, it does not: then others are in their place.
+        What was taken away in between it has not: then others are in its place.
         """
-        if name not in self._cut:
-            return False
-        held = {id(grad) for ref in self._cut.pop(name) if (grad := ref()) is not None}
-        if found := any(id(grad) in held for grad in self._gradients_of(name)):
-            self._told.add(name)
-        return found
+        if cuts := self._cuts.pop(name, ()):
+            grads = self._gradients_of(name)
+            self._used += [(name, cut, held) for cut in cuts if (held := cut.held_by(grads))]
+
+    def warn_of_cuts(self) -> None:
+        """Warn of optimizers that updated with a sum that a version did without; of each once.
+
+        Where a GPU has not said yet whether it was one, a later call hears of it.
+        """
+        used, self._used = self._used, []
+        for name, cut, held in used:
+            was_any = cut.was_any(held)
+            if was_any is None:
+                self._used.append((name, cut, held))
+            elif was_any and name not in self._told:
+                self._told.add(name)
+                warnings.warn(CUT.format(name), CheckpointWarning, 7)
 
 
-def _counters(tensors: list[Tensor]) -> list[int]:
-    try:
-        return list(map(_COUNTER, tensors))
-    except RuntimeError:  # of tensors made in inference mode, which have none
-        return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def _is_any(grad: Tensor) -> bool:
-    if grad.layout != torch.strided:
+def _is_any(grads: list[Tensor]) -> bool:
+    """Is one of *grads* not all zero? Each GPU that they are on is waited for, once."""
+    if any(grad.layout != torch.strided for grad in grads):
         return True
-    return bool(grad.any())
+    for device, places in sorted(by_device(grads).items()):
+        asked = [grads[at] for at in places]
+        if device == gpus.HOST or not all(map(is_plain, asked)):
+            found = any(bool(grad.any()) for grad in asked)
+        else:
+            found = bool(gpus.are_nonzero(asked).any())
+        if found:
+            return True
+    return False

@@ -62,7 +62,7 @@ def test_what_a_gpu_still_copies_into_pinned_memory_is_waited_for(path, monkeypa
     model, _ = make()
     average = torch.zeros(50, 8)[:, 0] if packed else torch.zeros(50)
     monkeypatch.setattr(gpus, "is_pinned", lambda tensor: tensor is average)
-    monkeypatch.setattr(gpus, "synchronize", lambda: average.numpy().fill(7))
+    monkeypatch.setattr(gpus, "synchronize", lambda ordinals: average.numpy().fill(7))
     with lightckpt.Checkpointer(path, model=model, tensors={"average": average}) as checkpointer:
         checkpointer.mark()
     assert torch.equal(lightckpt.load(path)["tensors"]["average"], torch.full((50,), 7.0))

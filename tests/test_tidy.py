@@ -35,9 +35,9 @@ BANNED_CALLS = {
     "time.sleep": set(),
     "sys.exit": {"cli"},
     "os._exit": set(),
-    "pickle.load": {"hoststate"},
-    "pickle.loads": {"hoststate"},
-    "pickle.Unpickler": {"hoststate"},
+    "pickle.load": {"pickles"},
+    "pickle.loads": {"pickles"},
+    "pickle.Unpickler": {"pickles"},
     "eval": set(),
     "exec": set(),
 }

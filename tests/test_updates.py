@@ -146,6 +146,62 @@ def test_optimizers_in_turn_are_not_taken_for_sums(path):
             c.mark()
 
 
+def test_what_opponents_have_of_each_other_is_not_looked_into(path, monkeypatch):
+    """Nothing needs to know whether it is zero: it is taken away before its update."""
+    models = {"a": make()[0], "b": make(1)[0]}
+    optimizers = {name: torch.optim.SGD(m.parameters(), lr=0.1) for name, m in models.items()}
+    looked = []
+    to_bool = torch.Tensor.__bool__
+    with lightckpt.Checkpointer(path, model=models, optimizer=optimizers) as c:
+        for i in range(12):
+            own = "b" if i % 2 else "a"
+            optimizers[own].zero_grad()
+            output = models["b"](models["a"](torch.randn(4, 6)).repeat(1, 3))
+            output.square().sum().backward()
+            optimizers[own].step()
+            with monkeypatch.context() as patched:
+                patched.setattr(
+                    torch.Tensor, "__bool__", lambda one: looked.append(one) or to_bool(one)
+                )
+                assert not c.mark().skipped
+    assert looked == []
+
+
+def test_the_first_gradient_that_is_not_zero_is_the_last_that_is_looked_into(path, monkeypatch):
+    model, optimizer = batch_norm()
+    looked = []
+    any_of = torch.Tensor.any
+    with lightckpt.Checkpointer(path, model=model, optimizer=optimizer) as c:
+        for i in range(1, 13):  # before the first update nothing was changed by hand
+            model(torch.randn(8, 6)).square().sum().backward()
+            if i % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            with monkeypatch.context() as patched:
+                patched.setattr(torch.Tensor, "any", lambda one: looked.append(one) or any_of(one))
+                assert bool(c.mark().skipped) == (i % 4 > 0)
+    assert len(looked) == 6
+
+
+def test_gradients_that_came_as_zeros_are_no_sum(path):
+    """As those of what a model did not use in this iteration."""
+    models = {"a": make()[0], "b": make(1)[0]}
+    optimizers = {name: torch.optim.SGD(m.parameters(), lr=0.1) for name, m in models.items()}
+    with (
+        warnings.catch_warnings(),
+        lightckpt.Checkpointer(path, model=models, optimizer=optimizers) as c,
+    ):
+        warnings.simplefilter("error", CheckpointWarning)
+        for i in range(12):
+            models["a"](torch.randn(4, 6)).square().sum().backward()
+            (models["b"](torch.randn(4, 6)).sum() * (i % 2)).backward()
+            for name in ("a", "b") if i % 2 else ("a",):
+                optimizers[name].step()
+                optimizers[name].zero_grad()
+            assert not c.mark().skipped
+            optimizers["b"].zero_grad(set_to_none=False)
+
+
 def test_tensors_that_take_a_name_later_are_followed(path):
     model, optimizer = make()
     tensors = {"hidden": torch.zeros(2)}

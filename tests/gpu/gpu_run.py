@@ -11,15 +11,20 @@ SIZES = ((300, 1000), (7,), (1,), (64, 64), (1500, 1000), *[(3,)] * 40)
 
 
 class Model(nn.Module):
-    """Parameters of many sizes, and a buffer that every forward changes."""
+    """Parameters of many sizes, and a buffer that every forward changes.
 
-    def __init__(self, platform):
+    Of several devices, the first two parameters are on the first, and all others on the last.
+    """
+
+    def __init__(self, platform, devices=1):
         super().__init__()
         generator = torch.Generator().manual_seed(1)
         self.platform = platform
         for index, size in enumerate(SIZES):
-            values = torch.randn(size, generator=generator)
-            self.register_parameter(f"p{index}", nn.Parameter(platform.tensor(values)))
+            values = platform.tensor(
+                torch.randn(size, generator=generator), 0 if index < 2 else devices - 1
+            )
+            self.register_parameter(f"p{index}", nn.Parameter(values))
         self.register_buffer("seen", platform.tensor(torch.zeros(100)))
 
     def forward(self):
@@ -34,8 +39,8 @@ class Sgd(torch.optim.Optimizer):
         chosen = [p for n, p in model.named_parameters() if names is None or n in names]
         super().__init__(chosen, {})
         for parameter in chosen:
-            zeros = platform.tensor(torch.zeros_like(parameter.detach().cpu()))
-            self.state[parameter] = {"momentum": zeros, "step": torch.zeros(())}
+            momentum = platform.zeros_like(parameter)
+            self.state[parameter] = {"momentum": momentum, "step": torch.zeros(())}
 
     def step(self, closure=None):
         for parameter, state in self.state.items():
@@ -46,9 +51,9 @@ class Sgd(torch.optim.Optimizer):
 class Run:
     """A model and an optimizer on *platform*, checkpointed at *path* if there is one."""
 
-    def __init__(self, platform, path=None, **options):
+    def __init__(self, platform, path=None, *, devices=1, **options):
         self.platform = platform
-        self.model = Model(platform)
+        self.model = Model(platform, devices)
         self.optimizer = Sgd(self.model, platform)
         self.checkpointer = None
         if path is not None:

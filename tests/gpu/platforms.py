@@ -1,22 +1,26 @@
 """Where the tests of GPUs run: on a real one, or on tests/fake_cuda, whose memory is the host's.
 
-A platform has tensors on device 0, gives the device work, and holds it up so that a test sees what
-does not wait for it. On the fake one torch knows nothing of a device: its tensors are those of the
-cpu that pass for a device's (device_memory), ``lightckpt.gpus`` is told so, and "kernels" are numpy
-calls that the fake stream makes late. They move no version counters; whoever enqueues one does, as
-torch does when it gives a kernel to a stream.
+A platform has tensors on device 0, or another, gives the device work, holds it up so that a test
+sees what does not wait for it, and notes where the host waits all the same. On the fake one torch
+knows nothing of a device: its tensors are those of the cpu that pass for a device's
+(device_memory), ``lightckpt.gpus`` is told so, and "kernels" are numpy calls that the fake stream
+makes late. They move no version counters; whoever enqueues one does, as torch does when it gives a
+kernel to a stream.
 """
 
 import ctypes
+import warnings
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from device_memory import DeviceMemory
+from host_waits import HostWaits
 from lightckpt import gpus
 
 LR, DECAY = 0.1, 0.9
+_are_nonzero, _Answer = gpus.are_nonzero, gpus.Answer  # as they are where there is no platform
 
 
 class Options(ctypes.Structure):
@@ -71,26 +75,37 @@ class Fake:
         self.lib.fake_cuda_reset(ctypes.byref(Options(**chosen)))
         assert self.lib.cuInit(0) == 0
         self.lib.fake_cuda_set_device(0)
-        self.stream = self.lib.fake_cuda_stream(0)
+        self.devices = chosen["devices"]
+        self.stream, *self._others = map(self.lib.fake_cuda_stream, range(self.devices))
         self.capturing = False
         self._kernels = []
         self._memory = DeviceMemory(self.lib, monkeypatch)
         monkeypatch.setattr(gpus, "ordinal_of", self._memory.ordinal_of)
-        monkeypatch.setattr(gpus, "current_stream", lambda ordinal: self.stream)
+        monkeypatch.setattr(gpus, "current_stream", self._stream_of)
+        monkeypatch.setattr(gpus, "packed", self._packed)
+        monkeypatch.setattr(gpus, "are_nonzero", self._are_nonzero)
+        monkeypatch.setattr(gpus, "Answer", self._answer)
         monkeypatch.setattr(gpus, "memory_of", lambda ordinal: (16 << 30, 16 << 30))
         monkeypatch.setattr(gpus, "is_capturing", lambda: self.capturing)
 
     def set_rules(self, **rules):
         self.lib.fake_cuda_rules(ctypes.byref(Rules(**rules)))
 
-    def tensor(self, values):
-        """Return a copy of *values* on the device."""
-        return self._memory.tensor(values)
+    def tensor(self, values, ordinal=0):
+        """Return a copy of *values* on a device."""
+        return self._memory.tensor(values, ordinal)
 
-    def launch(self, kernel):
-        """Give the stream a function to run."""
+    def zeros_like(self, tensor):
+        return self.tensor(torch.zeros(tensor.shape), gpus.ordinal_of(tensor))
+
+    def _stream_of(self, ordinal):
+        return self._others[ordinal - 1] if ordinal > 0 else self.stream
+
+    def launch(self, kernel, ordinal=0):
+        """Give the device's stream a function to run."""
         self._kernels.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: kernel()))
-        self.lib.fake_cuda_enqueue(ctypes.c_uint64(self.stream), self._kernels[-1], None)
+        stream = ctypes.c_uint64(self._stream_of(ordinal))
+        self.lib.fake_cuda_enqueue(stream, self._kernels[-1], None)
 
     def update(self, parameter, momentum, step):
         """Give the stream an update of SGD with momentum; the gradient is made up."""
@@ -101,13 +116,36 @@ class Fake:
             m[...] = m * np.float32(DECAY) + (p * np.float32(0.01) + np.float32(step * 0.001))
             p[...] -= np.float32(LR) * m
 
-        self.launch(kernel)
+        self.launch(kernel, gpus.ordinal_of(parameter))
 
     def add(self, tensor, value, *, counted=True):
         if counted:
             torch.autograd.graph.increment_version([tensor])
         array = self._memory.kernel_view(tensor)
-        self.launch(lambda: np.add(array, np.float32(value), out=array))
+        self.launch(lambda: np.add(array, np.float32(value), out=array), gpus.ordinal_of(tensor))
+
+    def _packed(self, tensor):
+        source, ordinal = self._memory.kernel_view(tensor), gpus.ordinal_of(tensor)
+        packed = self.tensor(torch.zeros(source.nbytes, dtype=torch.uint8), ordinal)
+        target = self._memory.kernel_view(packed).view(source.dtype).reshape(source.shape)
+        self.launch(lambda: np.copyto(target, source), ordinal)
+        return packed
+
+    def _are_nonzero(self, tensors):
+        self.synchronize()  # kernels here are late, and torch's calls are not
+        return _are_nonzero(tensors)
+
+    def _answer(self, tensors):
+        on_host = gpus.ordinal_of(tensors[0]) == gpus.HOST
+        return _Answer(tensors) if on_host else FakeAnswer(self, tensors, self._memory.kernel_view)
+
+    @contextmanager
+    def waits(self):
+        """Yields a list, of what makes the host wait for a device within."""
+        with HostWaits(lambda tensor: self._memory.ordinal_of(tensor) != gpus.HOST) as waits:
+            self._memory.waits = waits.calls
+            yield waits.calls
+        self._memory.waits = []
 
     @contextmanager
     def held_up(self):
@@ -130,7 +168,7 @@ class Fake:
     def capture(self):
         """Record a graph within; yields the list of what is called to replay it."""
         replays, launch = [], self.launch
-        self.capturing, self.launch = True, replays.append
+        self.capturing, self.launch = True, lambda *kernel: replays.append(kernel)
         self.lib.fake_cuda_capture(ctypes.c_uint64(self.stream), 1)
         try:
             yield replays
@@ -140,7 +178,7 @@ class Fake:
 
     def replay(self, replays):
         for kernel in replays:
-            self.launch(kernel)
+            self.launch(*kernel)
 
     def finish(self):
         """Check that the driver was used as CUDA asks, also by what is still queued."""
@@ -152,18 +190,36 @@ class Fake:
         assert counters.unregistered_copies == counters.broken_captures == 0
 
 
+class FakeAnswer:
+    """``gpus.Answer`` of a fake device: a kernel finds it."""
+
+    def __init__(self, platform, tensors, view):
+        self._found = None
+        arrays = list(map(view, tensors))
+        platform.launch(lambda: self._find(arrays), gpus.ordinal_of(tensors[0]))
+
+    def _find(self, arrays):
+        self._found = [bool(array.any()) for array in arrays]
+
+    def get(self):
+        return self._found
+
+
 class Real:
-    """Device 0 of this machine, and torch's own kernels."""
+    """The devices of this machine, and torch's own kernels."""
 
     real = True
     name = "real"
 
     def __init__(self):
-        self.device = torch.device("cuda:0")
+        self.devices = torch.cuda.device_count()
         torch.cuda.set_device(0)
 
-    def tensor(self, values):
-        return values.to(self.device)
+    def tensor(self, values, ordinal=0):
+        return values.to(torch.device("cuda", ordinal))
+
+    def zeros_like(self, tensor):
+        return torch.zeros_like(tensor, requires_grad=False)
 
     @torch.no_grad()
     def update(self, parameter, momentum, step):
@@ -176,7 +232,7 @@ class Real:
 
     @contextmanager
     def held_up(self):
-        torch.cuda._sleep(1_000_000_000)  # half a second or so
+        torch.cuda._sleep(2_000_000_000)  # a second or so
         event = torch.cuda.Event()
         event.record()
         yield
@@ -188,7 +244,22 @@ class Real:
         torch.cuda.set_stream(stream)
 
     def synchronize(self):
-        torch.cuda.synchronize()
+        for ordinal in range(self.devices):
+            torch.cuda.synchronize(ordinal)
+
+    @contextmanager
+    def waits(self):
+        """Yields a list, of what makes the host wait for a device within; there at the end."""
+        calls = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield calls
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        noted = [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
+        calls += [f"{one.filename}:{one.lineno}" for one in noted]
 
     @contextmanager
     def capture(self):

@@ -34,11 +34,6 @@ run.checkpointer.wait()
 """
 
 
-@pytest.fixture
-def path(folder):
-    return folder / "store"
-
-
 def test_torch_alone_gets_at_a_device_s_bytes(fake):
     values = torch.arange(12.0).reshape(3, 4)
     tensor = fake().tensor(values)

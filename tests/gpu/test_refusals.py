@@ -11,13 +11,9 @@ from gpu_run import Run, same, stored
 from lightckpt._core import Store
 from lightckpt.doctor import diagnose
 from lightckpt.errors import CheckpointWarning, MediaError, NoSpaceError
+from ways import skip_unless_open
 
 NOT_SUPPORTED, OUT_OF_MEMORY = 801, 2
-
-
-@pytest.fixture
-def path(folder):
-    return folder / "store"
 
 
 def test_where_the_store_cannot_be_registered_auto_takes_the_ring(fake, path):
@@ -101,6 +97,17 @@ def test_the_doctor_says_which_ways_are_open(fake, folder):
     fake()
     answers = diagnose(folder, measure=False).snapshots
     assert all(answer.startswith("yes") for answer in answers.values())
+
+
+def test_what_needs_a_closed_way_is_left_out_with_the_doctor_s_words(fake, path):
+    fake(refuse_registration=NOT_SUPPORTED)
+    with pytest.raises(pytest.skip.Exception, match="snapshot=direct: no: cuMemHostRegister"):
+        skip_unless_open("direct", path.parent)
+    assert skip_unless_open("host", path.parent) == "host"
+    platform = fake()
+    platform.lib.fake_cuda_attribute(0, 91, 0)
+    with pytest.raises(pytest.skip.Exception, match=r"snapshot=direct: no: .* attribute 91 is 0"):
+        skip_unless_open("direct", path.parent)
 
 
 def test_an_edit_before_the_copy_is_through_gives_the_version_up(fake, path):
