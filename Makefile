@@ -33,6 +33,7 @@ SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/*/*.cc csrc/*/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
 FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h tests/crash/*.cc tests/crash/*.h)
 FORMATTED += $(wildcard tests/fuzz/*.cc tests/fuzz/*.h tests/fake_cuda/*.cc tests/fake_cuda/*.h)
+FORMATTED += $(wildcard tests/gpu/*.cc)
 PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
