@@ -19,6 +19,8 @@ SPIN ?= 0
 CORES ?=
 MODEL ?=
 BENCH_FLAGS ?=
+BUDGET ?= 540
+GPU_FLAGS ?=
 CLANG ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | sort -V | tail -n 1)
 CTEST_FLAGS ?=
 PYTEST_FLAGS ?=
@@ -144,21 +146,13 @@ fuzz: setup ## hostile stores, manifests, host state and archives, for FUZZ_SECO
 	PYTHONPATH=build/fuzz/atheris $(BIN)/python tests/fuzz/fuzz.py build/fuzz \
 	  --seconds=$(FUZZ_SECONDS)
 
-# In an environment of its own, with the torch that PYTHON has. Where there is no network, it takes
+# With PYTHON's own torch, and lightckpt in a folder beside it. Where there is no network, it takes
 # what gpu-wheels has left in build/gpu-wheels, made by the same release of Python.
-gpu: ## on a machine with a GPU, its tests and bench/gpu.py with PYTHON's own torch; ten minutes
-	$(PYTHON) -m venv --system-site-packages build/gpu
-	build/gpu/bin/python -m pip --disable-pip-version-check install -q \
-	  $(if $(wildcard build/gpu-wheels),--no-index --find-links build/gpu-wheels lightckpt,.) \
-	  $(GPU_PACKAGES)
-	build/gpu/bin/python -m pytest tests/gpu $(PYTEST_FLAGS)
-	build/gpu/bin/python bench/gpu.py
-
-GPU_PACKAGES := pytest pytest-timeout psutil
+gpu: ## on a machine with a GPU: a probe, tests and figures with PYTHON's own torch, for BUDGET s
+	$(PYTHON) bench/gpu_all.py --budget $(BUDGET) $(GPU_FLAGS)
 
 gpu-wheels: ## what make gpu needs where there is no network, in build/gpu-wheels
-	rm -rf build/gpu-wheels
-	$(PYTHON) -m pip --disable-pip-version-check wheel -q -w build/gpu-wheels . $(GPU_PACKAGES)
+	$(PYTHON) bench/gpu_site.py build/gpu-wheels
 
 # The six models with a checkpoint in every step; then a small one, which is also killed, and saved
 # every 10 and 100 steps; then sizes. With MODEL=gpt2: that one only.
