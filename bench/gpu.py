@@ -174,9 +174,11 @@ class Run:
 
     def recover(self, task: gpu_plan.Task, folder: Path) -> None:
         """Time how a successor of a killed trainer comes to its first step."""
-        measured = [line for line in gpu_plan.of_run(self.lines, self.here)
-                    if (line["model"], line["strategy"]) == (task.model, task.strategy)]  # fmt: skip
-        if any("missing" in entry for line in measured for entry in line["strategies"].values()):
+        of = task.model, task.strategy
+        lines = gpu_plan.of_run(self.lines, self.here)
+        entries = [line["strategies"][of[1]] for line in lines
+                   if (line["model"], line["strategy"]) == of]  # fmt: skip
+        if any("missing" in entry for entry in entries):
             self.say(f"{task}: not run: its steps were not")
             self.tasks.remove(task)
             return
@@ -244,10 +246,12 @@ def run(options: argparse.Namespace, say: Say, *, began: float) -> int:
     ends = began + options.budget if options.budget is not None else float("inf")
     base = options.dir or default_folder()
     try:
-        with tempfile.TemporaryDirectory(dir=base, prefix="lightckpt-bench-") as folder:
-            with alarm_at(ends - END_SECONDS):
-                while this.tasks and ends - time.monotonic() > TASK_SECONDS_MIN:
-                    this.go_on(Path(folder))
+        with (
+            tempfile.TemporaryDirectory(dir=base, prefix="lightckpt-bench-") as folder,
+            alarm_at(ends - END_SECONDS),
+        ):
+            while this.tasks and ends - time.monotonic() > TASK_SECONDS_MIN:
+                this.go_on(Path(folder))
     except OutOfTimeError:
         say(f"the budget of {options.budget:.0f} s is spent")
     finally:

@@ -1,9 +1,9 @@
 """The command line: look at stores, check them, copy them, and see the demo.
 
 Tables go to standard output, progress and errors to standard error. With ``--json`` standard output
-is one JSON document. Exit codes: 0 it went well, 1 damage was found (``verify``), or a GPU is not fit
-for use (``doctor --gpu``; what ``demo`` means by 1 it says itself), 2 wrong usage, or a store or
-file that cannot be opened, read or made.
+is one JSON document. Exit codes: 0 it went well, 1 damage was found (``verify``), or the GPU is not
+fit for use (``doctor --gpu``; what ``demo`` means by 1 it says itself), 2 wrong usage, or a store
+or file that cannot be opened, read or made.
 
 Only ``export`` and the trainers of ``demo`` import torch.
 """

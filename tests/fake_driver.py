@@ -1,4 +1,4 @@
-"""Builds drivers for tests without a GPU: the fake one of tests/fake_cuda, and a faulty one on it."""
+"""Builds drivers for tests without a GPU: the fake one of tests/fake_cuda, and a faulty one."""
 
 import subprocess
 from pathlib import Path

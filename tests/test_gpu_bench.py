@@ -1,5 +1,5 @@
-"""Tests of bench/gpu.py without a GPU. Goal: whatever a driver, a library or a person does to a run,
-what was measured is recorded, what was not is said, and no process or file is left.
+"""Tests of bench/gpu.py without a GPU. Goal: whatever a driver, a library or a person does to a
+run, what was measured is recorded, what was not is said, and no process or file is left.
 
 Method: plans are pure; processes are real, forked as the benchmark's own, and do what gpu_targets
 says in place of measuring.
@@ -21,6 +21,8 @@ import gpu_plan
 import gpu_targets
 import kills
 import record
+import report
+import tables
 from gpu_plan import RECOVERY, STEPS, Circumstances, Task
 from gpu_targets import gone
 
@@ -213,7 +215,7 @@ def test_recoveries_are_timed_once_for_each_kind_of_checkpoint(run, monkeypatch)
     monkeypatch.setattr(kills, "recover", recover)
     monkeypatch.setattr(kills, "import_seconds", lambda model: 0.5)
     names = ["lightckpt-gpu-auto", "lightckpt-gpu-device", *PEERS]
-    status, lines, words = run(gpu_targets.scripted, "--strategies", ",".join(names))
+    status, lines, _ = run(gpu_targets.scripted, "--strategies", ",".join(names))
     assert [job.strategy for job in jobs] == ["lightckpt-gpu-auto", "torch.save", "checkfreq-style"]
     recoveries = [line["strategies"] for line in lines if line["part"] == RECOVERY]
     assert recoveries[0] == {
@@ -272,6 +274,44 @@ def test_what_there_is_not_is_refused(wrong, capsys):
     with pytest.raises(SystemExit):
         gpu.parse(wrong)
     assert capsys.readouterr().err
+
+
+# The report.
+
+
+def figured(percent, **more):
+    one = {"median": percent, "p10": percent, "p90": percent, "n": 1}
+    names = ("added_percent", "stall_s", "bytes_s", "of_limit", "gpu_percent")
+    return dict.fromkeys(names, one) | more
+
+
+def test_the_report_puts_a_model_together_from_its_lines(tmp_path):
+    plain = {"plain_step_s": {"median": 0.05, "p10": 0.05, "p90": 0.05, "n": 1}}
+    entries = [
+        (Task("gpt2", "l", STEPS), figured(77.0), plain),
+        (Task("gpt2", "l", RECOVERY), {"recovery_s": 4.25}, {}),
+        (Task("gpt2", "l", STEPS), figured(3.5), plain),
+        (Task("gpt2", "l", RECOVERY), {"recovery_missing": "words", "failed": True}, {}),
+        (Task("gpt2", "p", STEPS), {"missing": "no room"}, {}),
+    ]
+    findings = {
+        "reasons": ["why"],
+        "outcomes": [{"step": "one", "outcome": "hung", "words": "at it", "facts": {}}],
+    }
+    lines = [record.make_line("gpu-probe", "it", device="GPU", findings=findings)] + [
+        record.make_line("gpu", "it", model=task.model, strategies={task.strategy: entry}, **more)
+        for task, entry, more in entries
+    ]
+    for one in lines:
+        record.append(tmp_path / "gpu.ndjson", one)
+    table = tables.gpu_table(record.read(tmp_path / "gpu.ndjson"))
+    rows = {(row[0], row[1]): row[2:] for row in table["rows"]}
+    assert rows["gpt2", "l"] == ["50", "3.5", "3.5e+03", "3.5e-09", "3.5", "3.5", "4.25"]
+    assert rows["gpt2", "p"][:2] == [tables.NOT_MEASURED, "no room"]
+    assert rows["bert", tables.NOT_MEASURED][0] == tables.NOT_MEASURED
+    page = report.make(tmp_path, tmp_path / "report", smoke=False, command="made up").read_text()
+    assert "The probe of GPU" in page
+    assert "<td>at it</td>" in page
 
 
 def test_the_server_takes_no_package_from_the_folder_that_it_starts_in(tmp_path):
