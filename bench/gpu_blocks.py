@@ -60,6 +60,8 @@ class Busy:
             with suppress(subprocess.TimeoutExpired):  # a driver may hold it
                 self._tool.wait(ENDED_SECONDS)
             self._thread.join(ENDED_SECONDS)
+            if not self._thread.is_alive():
+                self._tool.stdout.close()
             self._tool = None
         return self._samples
 

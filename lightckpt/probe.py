@@ -97,7 +97,7 @@ def probe(
         done: dict[str, Outcome] = {}
         for name, arguments, switch in _steps(Path(own)):
             left = ends - time.monotonic()
-            reason = why_not(name, done) or ("" if left > 0 else f"{budget_s:.0f} s are over")
+            reason = why_not(name, done) if left > 0 else f"{budget_s:.0f} s are over"
             if reason:
                 done[name] = Outcome(name, NOT_MADE, reason)
                 continue

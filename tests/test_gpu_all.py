@@ -126,7 +126,8 @@ def test_pip_that_does_not_end_is_an_error(monkeypatch):
 # Parts.
 
 
-def test_a_part_that_is_not_through_in_time_is_ended_with_its_children(tmp_path):
+def test_a_part_that_is_not_through_in_time_is_ended_with_its_children(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_all, "GRACE_SECONDS", 1.0)  # it does not end by itself
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     opened = []
@@ -135,12 +136,10 @@ def test_a_part_that_is_not_through_in_time_is_ended_with_its_children(tmp_path)
         opened.append(os.open(gate, os.O_WRONLY))  # returns when it stands there
         end(process)
 
-    end, gpu_all.end = gpu_all.end, watch
-    try:
-        command = ["sh", "-c", f"echo begun; trap '' TERM; cat {gate}; cat {gate}"]
-        status = gpu_all.run_limited(command, tmp_path / "words", limit_s=1, env=dict(os.environ))
-    finally:
-        gpu_all.end = end
+    end = gpu_all.end
+    monkeypatch.setattr(gpu_all, "end", watch)
+    command = ["sh", "-c", f"echo begun; trap '' TERM; cat {gate}; cat {gate}"]
+    status = gpu_all.run_limited(command, tmp_path / "words", limit_s=1, env=dict(os.environ))
     assert status is None
     assert (tmp_path / "words").read_text() == "begun\n"
     assert gone(*opened)
