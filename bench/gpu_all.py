@@ -64,9 +64,10 @@ class Go:
         self.ends = began + options.budget
         self.fake = os.environ.get(FAKE)
         self.env = gpu_site.environment(self.site)
-        if self.fake:  # libcuda.so.1 is this one, whoever opens it
+        if self.fake:  # libcuda.so.1 is this one, whoever opens it; a torch with CUDA is not to
             paths = [str(Path(self.fake).parent), os.environ.get("LD_LIBRARY_PATH", "")]
             self.env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+            self.env["CUDA_VISIBLE_DEVICES"] = ""
         self.device = ""
         self.findings: dict[str, Any] = {}
         self.failed: list[str] = []
@@ -75,8 +76,14 @@ class Go:
         """Return the seconds that are left to use."""
         return self.ends - GRACE_SECONDS - time.monotonic()
 
-    def run(self, name: str, command: Sequence[str], limit: float) -> int | None:
-        """Run a part, with its words to a file; return its status, None if it had to be ended."""
+    def run(
+        self, name: str, command: Sequence[str], limit: float, *, tail: int = TAIL_LINES
+    ) -> int | None:
+        """Run a part, with its words to a file; return its status, None if it had to be ended.
+
+        Args:
+            tail: so many of the last words are said, too.
+        """
         limit = min(limit, self.left())
         path = self.out / f"{name}.txt"
         if limit < PART_SECONDS_MIN:
@@ -85,7 +92,7 @@ class Go:
             return None
         say(f"{name}: {limit:.0f} s at most")
         status = run_limited([sys.executable, *command], path, limit_s=limit, env=self.env)
-        for line in path.read_text(errors="replace").splitlines()[-TAIL_LINES:]:
+        for line in path.read_text(errors="replace").splitlines()[-tail:] if tail else ():
             say(f"  {line}")
         if status is None:
             say(f"{name}: ended after {limit:.0f} s")
@@ -137,7 +144,7 @@ class Go:
             say(f"probe: as recorded at {line['date']}")
         else:
             command = ["-c", DOCTOR, "doctor", "--gpu", "--json", str(self.folder)]
-            self.run("probe", command, PROBE_SECONDS)
+            self.run("probe", command, PROBE_SECONDS, tail=0)
             text = (self.out / "probe.txt").read_text(errors="replace")
             with suppress(ValueError):  # warnings of others may stand around it
                 self.findings, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
@@ -145,6 +152,9 @@ class Go:
                 self.failed.append("probe: it ended without a finding")
                 return False
             self.keep("gpu-probe", findings=self.findings)
+        for step in self.findings["outcomes"]:
+            facts = ", ".join(f"{name} {value}" for name, value in step["facts"].items())
+            say(f"  {step['step']}: {step['outcome']}: {step['words'] or facts}")
         for reason in self.findings["reasons"]:
             say(f"probe: {reason}")
         self.env["LIGHTCKPT_CUDA_BATCH"] = self.findings["batch"]

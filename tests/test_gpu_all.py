@@ -24,7 +24,8 @@ import record
 from gpu_targets import gone
 
 ROOT = Path(__file__).resolve().parent.parent
-FINDINGS = {"folder": "", "outcomes": [], "snapshot": "auto", "batch": "1", "reasons": ["so"]}
+FACTS = {"step": "facts", "outcome": "ok", "words": "", "facts": {"name": "GPU"}}
+FINDINGS = {"folder": "", "outcomes": [FACTS], "snapshot": "auto", "batch": "1", "reasons": ["so"]}
 
 
 def wheel(folder, name, text):
@@ -176,7 +177,7 @@ def go(tmp_path, monkeypatch):
         ends = {"probe": (0, "a warning\n" + json.dumps(FINDINGS))} | dict(does)
         parts = {}
 
-        def run(self, name, command, limit):
+        def run(self, name, command, limit, *, tail=0):
             status, words = ends.get(name, (0, ""))
             (self.out / f"{name}.txt").write_text(words)
             parts[name] = command, self.env.get("LIGHTCKPT_CUDA_BATCH")
