@@ -33,6 +33,7 @@ NEEDED = {
     "pytest_timeout": ("pytest-timeout",),
 }
 LIMIT_SECONDS = 300.0
+BUILD_SECONDS = 1800.0  # of the core, on whatever machine
 LOOK = (
     "import sys; from importlib.util import find_spec; "
     "print(*[name for name in sys.argv[1:] if find_spec(name) is None])"
@@ -73,7 +74,7 @@ def install(site: Path, wheels: Path) -> None:
         pip("install", "--no-index", *flags, *found)
     else:
         names = [name for module in missing(site) for name in NEEDED[module]]
-        pip("install", *flags, str(ROOT), *dict.fromkeys(names))
+        pip("install", *flags, str(ROOT), *dict.fromkeys(names), limit_s=BUILD_SECONDS)
     if lacking := missing(site):
         words = f"{sys.executable} has no {', '.join(lacking)}"
         raise SiteError(f"{words}: make PYTHON=... names a Python with torch and pytest")
@@ -89,13 +90,13 @@ def missing(site: Path) -> list[str]:
     return ran.stdout.split()
 
 
-def pip(command: str, *arguments: str) -> None:
-    """Run pip, quietly; raise SiteError with its words if it fails."""
+def pip(command: str, *arguments: str, limit_s: float = LIMIT_SECONDS) -> None:
+    """Run pip, quietly; raise SiteError with its words if it fails, or is not through in time."""
     call = [sys.executable, "-m", "pip", "--disable-pip-version-check", command, "-q", *arguments]
     try:
-        ran = subprocess.run(call, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        ran = subprocess.run(call, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
-        raise SiteError(f"pip {command}: not through after {LIMIT_SECONDS:.0f} s") from error
+        raise SiteError(f"pip {command}: not through after {limit_s:.0f} s") from error
     if ran.returncode != 0:
         raise SiteError(f"pip {command} failed: {ran.stderr.strip()[-1000:]}")
 
@@ -105,7 +106,8 @@ def make_wheels(folder: Path) -> None:
     of = commit()  # before the folder goes that may say it
     shutil.rmtree(folder, ignore_errors=True)
     releases = ["-c", str(ROOT / "constraints.txt")]
-    pip("wheel", "--no-deps", *releases, "-w", str(folder), str(ROOT), *CARRIED)
+    built = ("wheel", "--no-deps", *releases, "-w", str(folder), str(ROOT), *CARRIED)
+    pip(*built, limit_s=BUILD_SECONDS)
     (folder / COMMIT_FILE.name).write_text(f"{of}\n", encoding="ascii")
 
 
