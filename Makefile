@@ -19,6 +19,8 @@ SPIN ?= 0
 CORES ?=
 MODEL ?=
 BENCH_FLAGS ?=
+BUDGET ?= 540
+GPU_FLAGS ?=
 CLANG ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | sort -V | tail -n 1)
 CTEST_FLAGS ?=
 PYTEST_FLAGS ?=
@@ -33,6 +35,7 @@ SOURCES := $(wildcard csrc/*.cc csrc/*.h csrc/*/*.cc csrc/*/*.h)
 NATIVE := $(SOURCES) CMakeLists.txt bindings/build_ffi.py
 FORMATTED := $(SOURCES) $(wildcard tests/core/*.cc tests/core/*.h tests/crash/*.cc tests/crash/*.h)
 FORMATTED += $(wildcard tests/fuzz/*.cc tests/fuzz/*.h tests/fake_cuda/*.cc tests/fake_cuda/*.h)
+FORMATTED += $(wildcard tests/gpu/*.cc)
 PYTHON_DIRS := $(wildcard lightckpt bindings tests bench examples)
 
 .DEFAULT_GOAL := help
@@ -112,6 +115,7 @@ asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about t
 	  bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider \
 	  -m "not kill and not conformance and not fsdax" --ignore ../../tests/test_tidy.py \
 	  --ignore ../../tests/pmdk --ignore ../../tests/fuzz --ignore ../../tests/test_bench.py \
+	  --ignore-glob '*/tests/test_gpu_*.py' \
 	  $(PYTEST_FLAGS) ../../tests
 
 packages = import sysconfig; print(sysconfig.get_path("purelib"))
@@ -143,21 +147,13 @@ fuzz: setup ## hostile stores, manifests, host state and archives, for FUZZ_SECO
 	PYTHONPATH=build/fuzz/atheris $(BIN)/python tests/fuzz/fuzz.py build/fuzz \
 	  --seconds=$(FUZZ_SECONDS)
 
-# In an environment of its own, with the torch that PYTHON has. Where there is no network, it takes
+# With PYTHON's own torch, and lightckpt in a folder beside it. Where there is no network, it takes
 # what gpu-wheels has left in build/gpu-wheels, made by the same release of Python.
-gpu: ## on a machine with a GPU, its tests and bench/gpu.py with PYTHON's own torch; ten minutes
-	$(PYTHON) -m venv --system-site-packages build/gpu
-	build/gpu/bin/python -m pip --disable-pip-version-check install -q \
-	  $(if $(wildcard build/gpu-wheels),--no-index --find-links build/gpu-wheels lightckpt,.) \
-	  $(GPU_PACKAGES)
-	build/gpu/bin/python -m pytest tests/gpu $(PYTEST_FLAGS)
-	build/gpu/bin/python bench/gpu.py
-
-GPU_PACKAGES := pytest pytest-timeout psutil
+gpu: ## on a machine with a GPU: a probe, tests and figures with PYTHON's own torch, for BUDGET s
+	$(PYTHON) bench/gpu_all.py --budget $(BUDGET) $(GPU_FLAGS)
 
 gpu-wheels: ## what make gpu needs where there is no network, in build/gpu-wheels
-	rm -rf build/gpu-wheels
-	$(PYTHON) -m pip --disable-pip-version-check wheel -q -w build/gpu-wheels . $(GPU_PACKAGES)
+	$(PYTHON) bench/gpu_site.py build/gpu-wheels
 
 # The six models with a checkpoint in every step; then a small one, which is also killed, and saved
 # every 10 and 100 steps; then sizes. With MODEL=gpt2: that one only.

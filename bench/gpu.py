@@ -1,262 +1,303 @@
 """The six models on a GPU, a checkpoint in every step: what it adds, beside what copying allows.
 
-    python bench/gpu.py [--models NAMES] [--results FILE] [--dir DIR] [--steps N]
+    python bench/gpu.py [--models NAMES] [--strategies NAMES] [--rounds N] [--steps N]
+        [--no-recovery] [--budget SECONDS] [--results FILE] [--dir DIR] [--seed N]
 
-Batch sizes are in workloads.SHAPES, the last of each, and the precision is there too. Blocks of
-steps alternate as in harness.py. A block is timed whole, from a device that is idle to the moment
-the training stream is: to wait for the device in every step would also wait for copies, which is
-what a step must not do. Recovery is as in kills.py.
+Batch sizes are in workloads.SHAPES, the last of each, and the precision is there too. What a block
+is stands in gpu_blocks.py; recovery is as in kills.py. Each strategy of each model leaves a line of
+its own as soon as it has been measured, and what fails fails alone (gpu_child.py). With a budget,
+what says most is done first (gpu_plan.py), and what was not run is said; what has a line in FILE
+that was made in the same circumstances is not run again.
 
 Without a GPU nothing is measured and nothing is written.
 """
 
 import argparse
-import random
-import shutil
-import subprocess
+import ctypes
+import multiprocessing
+import os
+import signal
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
 
 import figures
+import gpu_child
+import gpu_plan
 import kills
 import ours
 import record
 from arguments import ROOT, default_folder
+from gpu_blocks import GpuBench, Say, limit_bytes_s, measure
 from peers import DcpStager
-from state import state_bytes
-from strategies import (
-    Strategy,
-    TorchSave,
-    UnavailableError,
-    empty,
-    restore_over_zeros,
-    saved_step,
-)
+from strategies import Strategy, TorchSave, empty
 from styles import CheckFreq
-from workloads import Workload, build
+from workloads import TEXT_MODELS, build
 
 RESULTS = ROOT / "bench" / "results" / "gpu.ndjson"
-MODELS = ("resnet18", "vgg16", "inception_v3", "alexnet", "gpt2", "bert")
-LIMIT_BYTES = 256 << 20
-WARMUP, ROUNDS = 7, 3
-LOOK_MS = 50
+MODELS = ("gpt2", "resnet18", "vgg16", "bert", "inception_v3", "alexnet")
+ROUNDS = 3
+TASK_SECONDS_MIN = 25.0  # with less left none is begun
+END_SECONDS = 8.0  # kept for ending what runs, and removing its files
+OURS: tuple[type[Strategy], ...] = ours.GPU_STRATEGIES
+PEERS: tuple[type[Strategy], ...] = (TorchSave, DcpStager, CheckFreq)
+STRATEGIES = {kind.name: kind for kind in (*OURS, *PEERS)}
+SWITCH = "LIGHTCKPT_CUDA_BATCH"  # of the core: circumstances of a line
 
 
-STRATEGIES: tuple[type[Strategy], ...] = (
-    *ours.GPU_STRATEGIES, TorchSave, DcpStager, CheckFreq,
-)  # fmt: skip
+class OutOfTimeError(BaseException):
+    """The budget is spent; no Exception, so that it is not taken for a strategy's failure."""
 
 
-class Busy:
-    """How busy the GPU is, as nvidia-smi says, until stopped."""
+def run_model(
+    model: str,
+    options: Any,
+    folder: Path,
+    say: Say,
+    *,
+    kinds: Sequence[type[Strategy]] = tuple(STRATEGIES.values()),
+    rounds: int = ROUNDS,
+    each: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measure *kinds* on *model* in this process; return a line with all of them.
 
-    def __init__(self) -> None:
-        self._samples: list[float] = []
-        self._tool = None
-        if shutil.which("nvidia-smi"):
-            command = ["nvidia-smi", "--query-gpu=utilization.gpu", "-lms", str(LOOK_MS)]
-            form = "--format=csv,noheader,nounits"
-            self._tool = subprocess.Popen([*command, form], stdout=subprocess.PIPE, text=True)
-            self._thread = threading.Thread(target=self._read, daemon=True)
-            self._thread.start()
-
-    def _read(self) -> None:
-        for line in self._tool.stdout:
-            if line.strip().isdigit():
-                self._samples.append(float(line))
-
-    def stop(self) -> list[float]:
-        """Return the samples, in percent; none where the tool is missing."""
-        if self._tool is not None:
-            self._tool.terminate()
-            self._tool.wait()
-            self._thread.join()
-        return self._samples
-
-
-def limit_bytes_s() -> float:
-    """Return the bytes a second that one large copy from the device into pinned memory makes."""
-    source = torch.ones(LIMIT_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty(LIMIT_BYTES, dtype=torch.uint8, pin_memory=True)
-    best = 0.0
-    for _ in range(6):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
-        best = max(best, LIMIT_BYTES / (time.perf_counter() - begin))
-    return best
-
-
-class GpuBench:
-    """The run on one model."""
-
-    def __init__(self, workload: Workload, folder: Path, steps: int) -> None:
-        self.workload, self.folder, self.steps, self.step = workload, folder, steps, 0
-        for _ in range(3):
-            workload.step()
-        self.bytes = state_bytes(workload.state())
-
-    def plain(self) -> float:
-        """Return the seconds of a plain step, the mean of a block."""
-        self.workload.step()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(self.steps):
-            self.workload.step()
-        torch.cuda.current_stream().synchronize()
-        return (time.perf_counter() - begin) / self.steps
-
-    def block(self, kind: type[Strategy], *, first: bool) -> dict[str, Any]:
-        self.folder.mkdir(exist_ok=True)
-        empty(self.folder)
-        strategy = kind(self.folder, self.workload, 1)
-        strategy.open()
-        base, self.step = self.step, self.step
-        try:
-            for _ in range(WARMUP):
-                self._one(strategy, base)
-            strategy.drain()
-            torch.cuda.synchronize()
-            strategy.stall()
-            busy = Busy()
-            begin = time.perf_counter()
-            stall = sum(self._one(strategy, base) for _ in range(self.steps))
-            torch.cuda.current_stream().synchronize()
-            step = (time.perf_counter() - begin) / self.steps
-            found = {"step_s": step, "stall_s": stall / self.steps, "gpu_percent": busy.stop()}
-            strategy.drain()
-            if first:
-                found["alone"] = self._alone(strategy, base)
-        finally:
-            strategy.close()
-        empty(self.folder)
-        return found
-
-    def _one(self, strategy: Strategy, base: int) -> float:
-        """Train one step with *strategy*; return the seconds that the host waited for it."""
-        self.step += 1
-        return saved_step(strategy, self.step - base)
-
-    def _alone(self, strategy: Strategy, base: int) -> dict[str, float]:
-        """Save with an idle device, three times, and restore what was saved."""
-        persists = []
-        for _ in range(3):
-            self.step += 1
-            self.workload.step(strategy.before_update)
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            strategy.after_step(self.step - base)
-            strategy.drain()
-            persists.append(time.perf_counter() - begin)
-        restore = restore_over_zeros(strategy, self.step - base)
-        return {"persist_s": median(persists), "restore_s": restore}
-
-
-def measure(bench: GpuBench, limit: float, seed: int, say: Any) -> dict[str, Any]:
-    """Return the figures of every strategy, by name."""
-    samples: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in STRATEGIES}
-    missing: dict[str, str] = {}
-    order = random.Random(seed)
-    plain = bench.plain()
-    for number in range(ROUNDS):
-        kinds = [kind for kind in STRATEGIES if kind.name not in missing]
-        order.shuffle(kinds)
-        for kind in kinds:
-            try:
-                found = bench.block(kind, first=number == 0)
-            except (UnavailableError, TypeError, ValueError, RuntimeError, OSError) as error:
-                # What this release or this device cannot do is told, with its own words.
-                missing[kind.name] = f"{type(error).__name__}: {error}"[:300]
-                say(f"{kind.name}: not run: {missing[kind.name]}")
-                continue
-            after = bench.plain()
-            found["plain_s"] = (plain + after) / 2
-            plain = after
-            samples[kind.name].append(found)
-            say(f"{kind.name}: {1e3 * (found['step_s'] - found['plain_s']):+.1f} ms a step")
-    return {
-        name: {"missing": missing[name]}
-        if name in missing
-        else summarise(blocks, bytes_of=bench.bytes, limit=limit)
-        for name, blocks in samples.items()
-    }
-
-
-def summarise(blocks: list[dict[str, Any]], *, bytes_of: int, limit: float) -> dict[str, Any]:
-    """Return the figures of one strategy's blocks; *limit* in bytes a second."""
-    rates = [bytes_of / block["alone"]["persist_s"] for block in blocks if "alone" in block]
-    return {
-        "blocks": blocks,
-        "added_percent": figures.spread([100 * (b["step_s"] / b["plain_s"] - 1) for b in blocks]),
-        "stall_s": figures.spread([block["stall_s"] for block in blocks]),
-        "bytes_s": figures.spread(rates),
-        "of_limit": figures.spread([rate / limit for rate in rates]),
-        "gpu_percent": figures.spread([value for b in blocks for value in b["gpu_percent"]]),
-        "restore_s": figures.spread([b["alone"]["restore_s"] for b in blocks if "alone" in b]),
-    }
-
-
-def run_model(model: str, options: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
-    """Measure *model* and return its line."""
+    Args:
+        each: gets the line of each strategy, once it has been measured.
+    """
     limit = limit_bytes_s()
     workload = build(model, device="cuda", seed=options.seed)
     bench = GpuBench(workload, folder / "block", options.steps)
-    plain = [bench.plain() for _ in range(3)]
-    found = measure(bench, limit, options.seed, say)
-    facts, size = workload.facts, bench.bytes
-    del bench, workload
-    torch.cuda.empty_cache()
-    for name in (kind.name for kind in STRATEGIES if "missing" not in found[kind.name]):
-        job = kills.Job(model, name, folder / name, smoke=False, seed=options.seed, device="cuda")
-        job.folder.mkdir()
-        parts = kills.recover(job)
-        found[name]["recovery"] = parts
-        found[name]["recovery_s"] = sum(parts[part] for part in kills.RECOVERY_PARTS)
-        empty(job.folder)
+    plain = figures.spread([bench.plain() for _ in range(3)])
+    found = {}
+    line: dict[str, Any] = {}
+    for kind in kinds:
+        found[kind.name] = measure(bench, kind, limit=limit, rounds=rounds, say=say)
+        line = make_line(
+            gpu_plan.Task(model, kind.name, gpu_plan.STEPS),
+            found[kind.name],
+            cuda=torch.version.cuda,
+            parameters={**workload.facts, "state_bytes": bench.bytes},
+            plain_step_s=plain,
+            device_to_host_bytes_s=limit,
+        )
+        each(line)
+    return line | {"strategies": found}
+
+
+def make_line(task: gpu_plan.Task, entry: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the line about *task*."""
     return record.make_line(
-        "gpu", f"python bench/gpu.py --models {model}", model=model,
-        device=torch.cuda.get_device_name(), cuda=torch.version.cuda,
-        parameters={**facts, "state_bytes": size},
-        plain_step_s=figures.spread(plain), device_to_host_bytes_s=limit, strategies=found,
+        "gpu", f"python bench/gpu.py --models {task.model} --strategies {task.strategy}",
+        model=task.model, part=task.part, strategy=task.strategy, device=device_name(),
+        settings={SWITCH: os.environ.get(SWITCH, "0")}, **more, strategies={task.strategy: entry},
     )  # fmt: skip
 
 
-def main() -> int:
+def device_name() -> str:
+    """Return the first GPU's name, without a context on it; "" if the driver does not tell."""
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        if not (driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)):
+            driver.cuDeviceGetName(name, len(name), device)
+            return name.value.decode(errors="replace")
+    return ""
+
+
+class Run:
+    """One run of this script: the tasks that are left, and what was recorded."""
+
+    def __init__(self, options: argparse.Namespace, say: Say) -> None:
+        self.options, self.say = options, say
+        self.lines = record.read(options.results)
+        self.here = gpu_plan.Circumstances.of(make_line(gpu_plan.Task("", "", ""), {}))
+        asked = options.strategies
+        restored = {kind.kind: name for name, kind in reversed(STRATEGIES.items()) if name in asked}
+        killed = [restored[kind] for kind in kills.KINDS_OF_LARGE if kind in restored]
+        tasks = gpu_plan.plan(
+            options.models,
+            ours=[kind.name for kind in OURS if kind.name in asked],
+            peers=[kind.name for kind in PEERS if kind.name in asked],
+            killed=killed if options.recovery else [],
+        )
+        self.tasks = gpu_plan.left(tasks, self.lines, self.here)
+        self.failed: list[str] = []
+        self._imports: dict[bool, float] = {}
+
+    def keep(self, line: dict[str, Any]) -> None:
+        """Record *line*; what it is about is done."""
+        record.append(self.options.results, line)
+        self.lines.append(line)
+        self.tasks.remove(gpu_plan.task_of(line))
+        self.failed += [f"{name}: {words}" for name, words in failures(line)]
+
+    def go_on(self, folder: Path) -> None:
+        """Do what one process can do."""
+        group = gpu_plan.together(self.tasks)
+        if group[0].part == gpu_plan.RECOVERY:
+            self.recover(group[0], folder)
+        else:
+            self.measure(group, folder)
+
+    def measure(self, group: list[gpu_plan.Task], folder: Path) -> None:
+        """Have a process measure *group*, until it is through or something in it has failed."""
+        names = tuple(task.strategy for task in group)
+        options = self.options
+        work = gpu_child.Work(
+            group[0].model, names, folder, options.seed, options.steps, options.rounds
+        )
+        empty(folder)
+        words = "it ended without a word"
+        try:
+            with gpu_child.reports(gpu_child.serve, work) as reports:
+                for report in reports:
+                    if "line" in report:
+                        self.keep(report["line"])
+                        words = ""
+                    elif "say" in report:
+                        self.say(report["say"])
+                    else:
+                        words = report["error"]
+        except gpu_child.EndedError as error:
+            words = str(error)
+        left = [task for task in group if task in self.tasks]
+        if left and words:  # it was at the first of these
+            self.say(f"{left[0]}: failed: {words}")
+            self.keep(make_line(left[0], {"missing": words, "failed": True}))
+
+    def recover(self, task: gpu_plan.Task, folder: Path) -> None:
+        """Time how a successor of a killed trainer comes to its first step."""
+        of = task.model, task.strategy
+        lines = gpu_plan.of_run(self.lines, self.here)
+        entries = [line["strategies"][of[1]] for line in lines
+                   if (line["model"], line["strategy"]) == of]  # fmt: skip
+        if any("missing" in entry for entry in entries):
+            self.say(f"{task}: not run: its steps were not")
+            self.tasks.remove(task)
+            return
+        empty(folder)
+        job = kills.Job(task.model, task.strategy, folder / "killed", smoke=False,
+                        seed=self.options.seed, device="cuda")  # fmt: skip
+        entry: dict[str, Any]
+        try:
+            job.folder.mkdir()
+            imports = self.import_seconds(task.model)
+            parts = kills.recover(job)
+            took = imports + sum(parts[part] for part in kills.RECOVERY_PARTS)
+            entry = {"recovery": parts, "recovery_s": took, "import_s": imports}
+            self.say(f"{task}: {took:.1f} s from the start to the first step done")
+        except Exception as error:  # noqa: BLE001 - told as found, and the next goes on
+            entry = {"recovery_missing": f"{type(error).__name__}: {error}"[:300], "failed": True}
+            self.say(f"{task}: failed: {entry['recovery_missing']}")
+        self.keep(make_line(task, entry))
+
+    def import_seconds(self, model: str) -> float:
+        """Return what *model*'s imports take, measured once for each kind of model."""
+        text = model in TEXT_MODELS
+        if text not in self._imports:
+            self._imports[text] = kills.import_seconds(model)
+        return self._imports[text]
+
+
+def failures(line: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what failed in *line*, each with its words."""
+    return [
+        (name, entry.get("missing") or entry["recovery_missing"])
+        for name, entry in line["strategies"].items()
+        if entry.get("failed")
+    ]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS), help="names, by commas")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--dir", type=Path, default=None, help="where checkpoints go")
-    parser.add_argument("--steps", type=int, default=10, help="counted steps of a block")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    models = options.models.split(",")
-    if unknown := set(models) - set(MODELS):
-        parser.error(f"no model {sorted(unknown)}; there are {', '.join(MODELS)}")
-    console = Console(highlight=False)
+    add = parser.add_argument
+    add("--models", default=",".join(MODELS), help="names, by commas, in order")
+    add("--strategies", default=",".join(STRATEGIES), help="names, by commas")
+    add("--rounds", type=int, default=ROUNDS, help="at most so many blocks per strategy")
+    add("--steps", type=int, default=10, help="counted steps of a block")
+    add("--no-recovery", dest="recovery", action="store_false", help="kill nobody")
+    add("--budget", type=float, default=None, help="seconds after which it has ended")
+    add("--results", type=Path, default=RESULTS, help="the file that gets lines")
+    add("--dir", type=Path, default=None, help="where checkpoints go")
+    add("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    options.models, options.strategies = (
+        tuple(text.split(",")) for text in (options.models, options.strategies)
+    )
+    for given, known in ((options.models, MODELS), (options.strategies, STRATEGIES)):
+        if unknown := set(given) - {*known}:
+            parser.error(f"there is no {', '.join(sorted(unknown))}, only {', '.join(known)}")
+    if options.rounds < 1 or options.steps < 1:
+        parser.error("--rounds and --steps: at least 1")
+    return options
+
+
+def run(options: argparse.Namespace, say: Say, *, began: float) -> int:
+    """Measure what is left to measure, within the budget from *began* on; return the status."""
+    kills.prepare_server()
+    this = Run(options, say)
+    ends = began + options.budget if options.budget is not None else float("inf")
+    base = options.dir or default_folder()
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=base, prefix="lightckpt-bench-") as folder,
+            alarm_at(ends - END_SECONDS),
+        ):
+            while this.tasks and ends - time.monotonic() > TASK_SECONDS_MIN:
+                this.go_on(Path(folder))
+    except OutOfTimeError:
+        say(f"the budget of {options.budget:.0f} s is spent")
+    finally:
+        for child in multiprocessing.active_children():
+            kills.kill(child)
+    for task in this.tasks:
+        say(f"not run, for time: {task}")
+    for words in this.failed:
+        say(f"failed: {words}")
+    return 1 if any(words.startswith("lightckpt") for words in this.failed) else 0
+
+
+class alarm_at:  # noqa: N801 - reads as a statement
+    """Raise OutOfTimeError in this thread at a time of the monotonic clock, unless left before."""
+
+    def __init__(self, at: float) -> None:
+        self._seconds = at - time.monotonic()
+
+    def __enter__(self) -> None:
+        if self._seconds != float("inf"):
+            signal.signal(signal.SIGALRM, self._ring)
+            signal.setitimer(signal.ITIMER_REAL, max(self._seconds, 1e-3))
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @staticmethod
+    def _ring(*_: object) -> None:
+        raise OutOfTimeError
+
+
+def main() -> int:
+    began = time.monotonic()
+    options = parse()
+    console = Console(highlight=False, soft_wrap=True)
     if not torch.cuda.is_available():
         console.print("bench: torch finds no GPU here; nothing was measured, nothing written")
         return 2
-    import_s = {model: kills.start_server(model) for model in models}
-    for model in models:
-        console.print(f"{model}:")
-        base = options.dir or default_folder()
-        with tempfile.TemporaryDirectory(dir=base, prefix="lightckpt-bench-") as folder:
-            line = run_model(model, options, Path(folder), console.print)
-        for found in line["strategies"].values():
-            if "recovery_s" in found:  # from the start of a process, so with its imports
-                found["recovery_s"] += import_s[model]
-        line["import_s"] = import_s[model]
-        record.append(options.results, line)
-    return 0
+
+    def say(words: str) -> None:
+        console.print(words, markup=False)
+        console.file.flush()  # so that who looks at a log sees it
+
+    # timeout and the like end it as an error would: children are ended, files are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return run(options, say, began=began)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Lives are forked from a server in which everything is imported already: importin
 the same for all, and is measured apart, once.
 """
 
+import ctypes
 import os
 import random
 import signal
@@ -32,8 +33,10 @@ KINDS_OF_LARGE = ("lightckpt", "torch.save", "checkfreq")
 KILLED_AT_ONCE = 2  # strategies: a life waits more than it computes
 STEPS_BEFORE_KILL = 2  # at least so many saves are begun in a life before the one that is hit
 HERE = str(Path(__file__).parent)
+KILLED_SECONDS = 10.0  # after SIGKILL; a process that a driver holds is left to the kernel
+PR_SET_PDEATHSIG = 1
 
-_context = get_context("forkserver")
+context = get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,15 @@ class Life:
         return self.saved[last] - self.saved[last - 1] if last - 1 in self.saved else 0.1
 
 
+def be_killable() -> None:
+    """Let this process, just forked, be killed with its children, and end with its server."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def live(job: Job, pipe: Any) -> None:
     """Be a life; never returns by itself."""
-    os.setsid()  # so that it is killed with its children
+    be_killable()
     import psutil
     import torch
 
@@ -131,8 +140,8 @@ def live(job: Job, pipe: Any) -> None:
 @contextmanager
 def life_of(job: Job) -> Iterator[tuple[Life, Any, Any]]:
     """Start a life; at the end of the ``with`` block it and its children are dead."""
-    ours, theirs = _context.Pipe(duplex=False)
-    process = _context.Process(target=live, args=(job, theirs))
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=live, args=(job, theirs))
     life = Life(time.monotonic())
     process.start()
     theirs.close()
@@ -148,11 +157,10 @@ def life_of(job: Job) -> Iterator[tuple[Life, Any, Any]]:
 
 def kill(process: Any) -> None:
     """Kill *process* and its children, at once, and wait until it is gone."""
-    with suppress(ProcessLookupError):
-        if os.getpgid(process.pid) == process.pid:  # it leads its own group by now
-            os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it does not lead a group of its own yet
+        os.killpg(process.pid, signal.SIGKILL)  # of its children too, where it has ended itself
     process.kill()
-    process.join()
+    process.join(KILLED_SECONDS)
 
 
 def follow(life: Life, pipe: Any, until: Any) -> bool:
@@ -171,14 +179,23 @@ def follow(life: Life, pipe: Any, until: Any) -> bool:
     return True
 
 
-def start_server(model: str) -> float:
-    """Start the server that lives are forked from; return the seconds that *model*'s imports take.
-
-    Those are what a script with lightckpt imports; the server imports all that is compared.
-    """
+def prepare_server() -> None:
+    """Say how the server that lives are forked from is to start, which it does with the first."""
     paths = [HERE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # the server has no other way
-    _context.set_forkserver_preload(["loaded"])
+    # The server has no other way; and where it starts there may lie a lightckpt that is not built.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(paths)))
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # Libraries ask as they load whether there is a GPU. This way torch does not start CUDA for the
+    # answer: a process that is forked after that could not use it.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    context.set_forkserver_preload(["loaded"])
+
+
+def import_seconds(model: str) -> float:
+    """Return the seconds that the imports of a script with *model* and lightckpt take.
+
+    The server imports all that is compared.
+    """
     begin = time.monotonic()
     code = f"import lightckpt, workloads; workloads.load_libraries({model!r})"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -288,7 +305,8 @@ def run_all(
     """Add recovery, and the kill matrix if it is asked for, to *entries*; return common facts."""
     import catalog
 
-    import_s = start_server(options.model)
+    prepare_server()
+    import_s = import_seconds(options.model)
     jobs = [
         Job(options.model, name, folder / name, options.smoke, options.seed, options.device)
         for name, entry in entries.items()

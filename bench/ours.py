@@ -162,7 +162,7 @@ class Optane(Emulated):
 class GpuAuto(Lightckpt):
     """Tensors of a GPU, copied in the way that lightckpt chooses."""
 
-    name, group, kind = "lightckpt-gpu-auto", GROUP_GPU, ""
+    name, group = "lightckpt-gpu-auto", GROUP_GPU
     arguments: ClassVar[dict[str, Any]] = {"mode": "overlap", "snapshot": "auto"}
 
     @classmethod

@@ -175,10 +175,17 @@ class DcpStager(DcpThread):
 
     def open(self) -> None:
         super().open()
+        self._stager = self._make()
+
+    def _make(self) -> DefaultStager:
         pinned = torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(pinned, False, pinned, pinned))
+        return DefaultStager(StagingOptions(pinned, False, pinned, pinned))
 
     def begin(self, step: int) -> Future[Any]:
+        # torch 2.11 spoils a stager by using it: there each save has one of its own.
+        if not getattr(self._stager._state_dict_stager, "_deepcopy_dispatch", True):
+            self._stager.close()
+            self._stager = self._make()
         answer = dcp.async_save(
             self.workload.state(), storage_writer=self.writer(step), no_dist=True,
             async_stager=self._stager,

@@ -15,6 +15,7 @@ from typing import Any
 
 from arguments import ROOT
 
+COMMIT_FILE = ROOT / "build" / "gpu-wheels" / "commit"
 PACKAGES = (
     "lightckpt", "torch", "torchvision", "transformers", "numpy", "safetensors", "torchsnapshot",
     "torch_checkpointing", "moonclip", "ckpt-chaos", "scikit-learn",
@@ -44,18 +45,25 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit that runs, marked if files differ from it; "" outside a repository.
+    """Return the commit that runs, marked if files differ from it; "" where nobody knows it.
 
-    Recorded lines do not count: a run of several scripts adds to them itself.
+    Recorded lines do not count: a run of several scripts adds to them itself. Where there is no
+    git, or no repository, it is what ``make gpu-wheels`` was run of.
     """
     head = _git("rev-parse", "--short", "HEAD")
+    if not head:
+        return COMMIT_FILE.read_text(encoding="ascii").strip() if COMMIT_FILE.is_file() else ""
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
     return f"{head}-dirty" if changed else head
 
 
 def _git(*arguments: str) -> str:
+    """Return what git says; "" where it is not installed, or refuses."""
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def make_line(bench: str, command: str, **fields: Any) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def make(results: Path, output: Path, *, smoke: bool, command: str) -> Path:
         *map(_referee, referee),
         *_scale(scale, output),
     ]
-    blocks.append(_gpu(gpu))
+    blocks.append(tables.gpu_table(gpu))
+    probes = [line for line in gpu if line["bench"] == "gpu-probe"]
+    blocks += [tables.probe_table(line) for line in probes[-1:]]
     text = (HERE / "report.html.jinja").read_text(encoding="utf-8")
     page = (
         jinja2.Environment(autoescape=True)
@@ -60,7 +62,7 @@ def make(results: Path, output: Path, *, smoke: bool, command: str) -> Path:
         .render(
             blocks=blocks,
             command=command,
-            circumstances=circumstances([*lines.values(), *scale]),
+            circumstances=circumstances([*lines.values(), *scale, *gpu]),
             smoke_note=SMOKE_NOTE if smoke else "",
         )
     )
@@ -138,31 +140,6 @@ def _scale(lines: list[dict[str, Any]], output: Path) -> list[dict[str, Any]]:
         "columns": ["part", "GB", "seconds", "plain copy, s", "restore, s", "same bytes"],
         "rows": rows,
     } | _image(picture)]  # fmt: skip
-
-
-def _gpu(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    newest = {line["model"]: line for line in lines}
-    columns = ["model", "strategy", "plain step ms", "added %", "stall ms", "GB/s", "of the limit",
-               "GPU busy %", "recovery s"]  # fmt: skip
-    rows = []
-    for model in tables.SIX:
-        line = newest.get(model)
-        for name, found in (line["strategies"] if line else {}).items():
-            plain = tables.with_spread(line["plain_step_s"], 1e3)
-            if "missing" in found:
-                rows.append([model, name, plain, found["missing"], *[""] * 5])
-                continue
-            recovery = found.get("recovery_s")
-            rows.append([
-                model, name, plain, tables.with_spread(found["added_percent"]),
-                tables.with_spread(found["stall_s"], 1e3),
-                tables.with_spread(found["bytes_s"], 1e-9),
-                tables.with_spread(found["of_limit"]), tables.with_spread(found["gpu_percent"]),
-                tables.number(recovery),
-            ])  # fmt: skip
-        if line is None:
-            rows.append([model, *[tables.NOT_MEASURED] * 8])
-    return {"title": "On a GPU", "columns": columns, "rows": rows}
 
 
 def _image(path: Path | None) -> dict[str, str]:

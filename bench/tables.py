@@ -139,6 +139,63 @@ def model_table(line: Line) -> Table:
     }  # fmt: skip
 
 
+def gpu_entries(lines: list[Line]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what *lines*, oldest first, have of each (model, strategy) on a GPU.
+
+    A line is about steps, a recovery, or both; of each the newest counts.
+    """
+    steps: dict[tuple[str, str], dict[str, Any]] = {}
+    recoveries: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in lines:
+        if line["bench"] != "gpu":
+            continue
+        for name, entry in line["strategies"].items():
+            key = line["model"], name
+            if "missing" in entry or "added_percent" in entry:
+                steps[key] = entry | {"plain_step_s": line.get("plain_step_s")}
+            if "recovery_s" in entry:
+                recoveries[key] = {"recovery_s": entry["recovery_s"]}
+    return {key: entry | recoveries.get(key, {}) for key, entry in steps.items()}
+
+
+def gpu_table(lines: list[Line]) -> Table:
+    """All figures from a GPU, a row per model and strategy."""
+    columns = ["model", "strategy", "plain step ms", "added %", "stall ms", "GB/s", "of the limit",
+               "GPU busy %", "recovery s"]  # fmt: skip
+    entries = gpu_entries(lines)
+    rows = []
+    for model in SIX:
+        mine = {name: entry for (of, name), entry in entries.items() if of == model}
+        for name, found in mine.items():
+            plain = with_spread(found["plain_step_s"], 1e3)
+            if "missing" in found:
+                rows.append([model, name, plain, found["missing"], *[""] * 5])
+                continue
+            rows.append([
+                model, name, plain, with_spread(found["added_percent"]),
+                with_spread(found["stall_s"], 1e3), with_spread(found["bytes_s"], 1e-9),
+                with_spread(found["of_limit"]), with_spread(found["gpu_percent"]),
+                number(found.get("recovery_s")),
+            ])  # fmt: skip
+        if not mine:
+            rows.append([model, *[NOT_MEASURED] * 8])
+    return {"title": "On a GPU", "columns": columns, "rows": rows}
+
+
+def probe_table(line: Line) -> Table:
+    """What the probe of a GPU found, step by step."""
+    found = line["findings"]
+    rows = [
+        [step["step"], step["outcome"], "; ".join(f"{k} {v}" for k, v in step["facts"].items())
+         or step["words"]]
+        for step in found["outcomes"]
+    ]  # fmt: skip
+    note = "; ".join(found["reasons"]) + f". Line: {cite(line)}."
+    columns = ["step", "outcome", "found"]
+    return {"title": f"The probe of {line['device']}", "note": note, "columns": columns,
+            "rows": rows}  # fmt: skip
+
+
 def recovery_seconds(line: Line, entry: dict[str, Any]) -> float | None:
     """Return imports and the rest, from the start of a process to its first step done."""
     parts = entry.get("recovery")

@@ -1,8 +1,9 @@
 """The command line: look at stores, check them, copy them, and see the demo.
 
 Tables go to standard output, progress and errors to standard error. With ``--json`` standard output
-is one JSON document. Exit codes: 0 it went well, 1 damage was found (``verify``; what ``demo``
-means by 1 it says itself), 2 wrong usage, or a store or file that cannot be opened, read or made.
+is one JSON document. Exit codes: 0 it went well, 1 damage was found (``verify``), or the GPU is not
+fit for use (``doctor --gpu``; what ``demo`` means by 1 it says itself), 2 wrong usage, or a store
+or file that cannot be opened, read or made.
 
 Only ``export`` and the trainers of ``demo`` import torch.
 """
@@ -27,13 +28,15 @@ from . import demo
 from ._core import Store, Version
 from .archive import archive, expand, open_any
 from .container import is_container
-from .doctor import Diagnosis, diagnose
+from .doctor import diagnose
 from .errors import CheckpointError, FormatError, NotFoundError
 from .listing import describe_contents, describe_store
+from .probe import probe
 from .reader import identity, must_pin, open_reader, pin_newest, read_manifest, verify
 
 EXIT_OK, EXIT_DAMAGED, EXIT_FAILED = 0, 1, 2
 EXIT_INTERRUPTED = 130
+MEMORY_FOLDER = Path("/dev/shm")
 
 Arguments = argparse.Namespace
 Report = Callable[[int, int], None]
@@ -78,8 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(command=command)
         return one
 
-    def add_path(one: argparse.ArgumentParser, text: str = "a store, or an archive") -> None:
-        one.add_argument("path", type=Path, metavar="PATH", help=text)
+    def add_path(
+        one: argparse.ArgumentParser, text: str = "a store, or an archive", **default: Any
+    ) -> None:
+        one.add_argument("path", type=Path, metavar="PATH", help=text, **default)
         one.add_argument("--json", action="store_true", help="print JSON")
 
     demo.add_arguments(add("demo", demo.run, "kill a training run at random and watch it go on"))
@@ -102,9 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     kind = copy.add_mutually_exclusive_group()
     kind.add_argument("--lz4", action="store_true", help="compress: smaller, but no store")
     kind.add_argument("--expand", action="store_true", help="make a store of a compressed archive")
-    add_path(
-        add("doctor", _doctor, "say what a path is, what survives there, and how fast it is"),
-        "a store, a file to be, or a folder",
+    doctor = add("doctor", _doctor, "say what a path is, what survives there, and how fast it is")
+    about = f"a store, a file to be, or a folder (default: {MEMORY_FOLDER})"
+    add_path(doctor, about, nargs="?", default=MEMORY_FOLDER)
+    doctor.add_argument(
+        "--gpu", action="store_true", help="try the GPU and its driver instead, in PATH, a folder"
     )
     return parser
 
@@ -222,14 +229,28 @@ def _archive(arguments: Arguments) -> int:
 
 
 def _doctor(arguments: Arguments) -> int:
+    if arguments.gpu:
+        return _probe(arguments)
     if is_container(arguments.path):
         raise FormatError(f"{arguments.path} is a compressed archive: look at its folder")
     with _waiting("measuring", arguments):
         diagnosis = diagnose(arguments.path)
     if arguments.json:
         return _print_json(diagnosis.as_dict())
-    _print_diagnosis(Console(), diagnosis)
+    _print_rows(diagnosis.path, diagnosis.rows(), diagnosis.advice)
     return EXIT_OK
+
+
+def _probe(arguments: Arguments) -> int:
+    if not arguments.path.is_dir():
+        raise NotFoundError(f"{arguments.path} is no folder: name the one that stores will lie in")
+    with _waiting("trying the GPU", arguments):
+        findings = probe(arguments.path)
+    if arguments.json:
+        _print_json(findings.as_dict())
+    else:
+        _print_rows(f"the first GPU, to {findings.folder}", findings.rows(), findings.reasons)
+    return EXIT_OK if findings.snapshot else EXIT_DAMAGED
 
 
 # What they print.
@@ -321,40 +342,15 @@ def _verify_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _answers(snapshots: dict[str, str]) -> dict[str, str]:
-    """Return a row for each way, or one where all have the same answer."""
-    if len(set(snapshots.values())) == 1:
-        return {"snapshots of a GPU": next(iter(snapshots.values()))}
-    return {f"snapshot={way}": answer for way, answer in snapshots.items()}
-
-
-def _print_diagnosis(console: Console, found: Diagnosis) -> None:
-    emulated = " (emulated)" if found.emulated else ""
-    speed = found.speed
-    rows = {
-        "what it is": f"{found.kind}{emulated}, {'a store' if found.is_store else 'no store yet'}",
-        "file system": f"{found.filesystem} ({found.mount_options})",
-        "granularity": f"{found.granularity}; flush by {found.flush_method}",
-        **{f"survives: {what}": answer for what, answer in found.survives.items()},
-        "free": f"{decimal(found.free_bytes)} of {decimal(found.total_bytes)}",
-        "workers": f"{found.workers} of {found.cores} cores",
-        "huge pages": ", ".join(f"{name}: {value}" for name, value in found.huge_pages.items()),
-        **{name: "found" if there else "not found" for name, there in found.libraries.items()},
-        **_answers(found.snapshots),
-    }
-    if speed is not None:
-        rows |= {
-            "persists": f"{decimal(int(speed.persist_bytes_per_s))}/s, "
-            f"versions of {decimal(speed.state_bytes)}",
-            "plain copy": f"{decimal(int(speed.copy_bytes_per_s))}/s",
-            "commit": f"{speed.commit_ns / 1000:.0f} us",
-        }
+def _print_rows(title: str, rows: dict[str, str], notes: Sequence[str]) -> None:
+    """Print what a thing was found to be, by its parts, and what is to be said of that."""
+    console = Console()
     table = Table(box=SIMPLE_HEAD, show_header=False)
     for name, value in rows.items():
         _add_row(table, name, value)
-    console.print(found.path, markup=False, highlight=False, soft_wrap=True)
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    for line in found.advice:
+    for line in notes:
         console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
 
 

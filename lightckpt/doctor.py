@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from ._core import (
     Granularity,
@@ -108,6 +109,37 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON's own types."""
         return {**asdict(self), "advice": list(self.advice)}
+
+    def rows(self) -> dict[str, str]:
+        """Return the diagnosis in words, without the advice, by what each is about."""
+        emulated = " (emulated)" if self.emulated else ""
+        there = "a store" if self.is_store else "no store yet"
+        rows = {
+            "what it is": f"{self.kind}{emulated}, {there}",
+            "file system": f"{self.filesystem} ({self.mount_options})",
+            "granularity": f"{self.granularity}; flush by {self.flush_method}",
+            **{f"survives: {what}": answer for what, answer in self.survives.items()},
+            "free": f"{decimal(self.free_bytes)} of {decimal(self.total_bytes)}",
+            "workers": f"{self.workers} of {self.cores} cores",
+            "huge pages": ", ".join(f"{name}: {value}" for name, value in self.huge_pages.items()),
+            **{name: "found" if has else "not found" for name, has in self.libraries.items()},
+            **_answers(self.snapshots),
+        }
+        if self.speed is not None:
+            rows |= {
+                "persists": f"{decimal(int(self.speed.persist_bytes_per_s))}/s, "
+                f"versions of {decimal(self.speed.state_bytes)}",
+                "plain copy": f"{decimal(int(self.speed.copy_bytes_per_s))}/s",
+                "commit": f"{self.speed.commit_ns / 1000:.0f} us",
+            }
+        return rows
+
+
+def _answers(snapshots: dict[str, str]) -> dict[str, str]:
+    """Return a row for each way, or one where all have the same answer."""
+    if len(set(snapshots.values())) == 1:
+        return {"snapshots of a GPU": next(iter(snapshots.values()))}
+    return {f"snapshot={way}": answer for way, answer in snapshots.items()}
 
 
 def diagnose(path: str | os.PathLike[str], *, measure: bool = True) -> Diagnosis:

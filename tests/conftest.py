@@ -54,6 +54,14 @@ def trained():
         yield run
 
 
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory):
+    """The fake driver (tests/fake_cuda), under the name that CUDA's has, in a folder of its own."""
+    from fake_driver import build
+
+    return build(tmp_path_factory.mktemp("fake_cuda"))
+
+
 @pytest.fixture
 def call(capsys, monkeypatch):
     """Run a command line; return its exit code, and what went to standard output and error."""

@@ -14,27 +14,16 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The fake driver, under the name that CUDA's has."""
-    built = tmp_path_factory.mktemp("fake_cuda") / "libcuda.so.1"
-    sources = sorted(map(str, (TESTS / "fake_cuda").glob("*.cc")))
-    command = ["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
-    command += ["-Wl,-soname,libcuda.so.1", "-o", str(built), *sources]
-    subprocess.run(command, check=True, timeout=250)
-    return built
-
-
 # Together in a process, which takes its time to load torch.
 OTHERS = ("test_refusals", "test_waits", "test_lifetimes", "test_two_gpus", "test_fake_platform")
 
 
 @pytest.mark.parametrize("names", [("test_contract",), OTHERS], ids=["contract", "others"])
-def test_the_contract_holds_on_a_fake_gpu(library, names):
+def test_the_contract_holds_on_a_fake_gpu(fake_cuda, names):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # Where this process is: another folder may hold another lightckpt.
     command += ["-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(TESTS.parent)]
-    environment = os.environ | {"LIGHTCKPT_FAKE_CUDA": str(library)}
+    environment = os.environ | {"LIGHTCKPT_FAKE_CUDA": str(fake_cuda)}
     command += [str(TESTS / "gpu" / f"{name}.py") for name in names]
     done = subprocess.run(command, env=environment, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
