@@ -2,6 +2,7 @@
 #include "dma.h"
 
 #include <cstring>
+#include <string_view>
 
 #include "cuda_driver.h"
 #include "fake_cuda.h"
@@ -32,6 +33,8 @@ Dma::Dma(Engine* engine) : engine_(engine) {
 Dma::~Dma() {
   memory_.clear();
   context_.reset();
+  fake_cuda_finish();
+  CHECK(std::string_view(fake_cuda_misuse()).empty());
   // The streams of this life have ended, and their threads go with them.
   const FakeCudaOptions options = {.delay_us_max = 0};
   fake_cuda_reset(&options);
