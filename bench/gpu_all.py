@@ -35,7 +35,7 @@ from arguments import ROOT, default_folder
 OUT = ROOT / "build" / "gpu"
 RESULTS = ROOT / "bench" / "results" / "gpu.ndjson"
 WHEELS = ROOT / "build" / "gpu-wheels"
-DOCTOR_SECONDS, TESTS_SECONDS, LOOK_SECONDS, PROBE_SECONDS = 30.0, 150.0, 60.0, 170.0
+DOCTOR_SECONDS, TESTS_SECONDS, LOOK_SECONDS, PROBE_SECONDS = 30.0, 200.0, 60.0, 170.0
 PART_SECONDS_MIN = 5.0  # with less left none is begun
 TEST_SECONDS, TESTS_FAILED_MAX = 60, 6
 GRACE_SECONDS = 15.0  # to end by itself, children and files included

@@ -224,7 +224,7 @@ def rates(driver: Driver, at: int, size: int) -> None:
 
 
 def same(at: int, expected: bytes, size: int) -> bool:
-    return c.CDLL(None).memcmp(c.c_void_p(at), expected, _size(size)) == 0
+    return bool(c.CDLL(None).memcmp(c.c_void_p(at), expected, _size(size)) == 0)
 
 
 def batch(library: str, folder: Path, kind: str, count: int, times: int) -> None:
