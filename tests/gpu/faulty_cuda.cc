@@ -52,12 +52,9 @@ __attribute__((visibility("default"))) int cuMemHostRegister_v2(uint64_t memory,
   return real("cuMemHostRegister_v2", memory, bytes, flags);
 }
 
-__attribute__((visibility("default"))) int cuMemcpyBatchAsync_v2(uint64_t* targets,
-                                                                 uint64_t* sources, size_t* sizes,
-                                                                 size_t count, void* attributes,
-                                                                 size_t* indexes,
-                                                                 size_t attribute_count,
-                                                                 uint64_t stream) {
+__attribute__((visibility("default"))) int cuMemcpyBatchAsync_v2(
+    uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count, void* attributes,
+    size_t* indexes, size_t attribute_count, uint64_t stream) {
   if (fails("cuMemcpyBatchAsync_v2")) return 0;
   return real("cuMemcpyBatchAsync_v2", targets, sources, sizes, count, attributes, indexes,
               attribute_count, stream);
