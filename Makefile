@@ -115,7 +115,8 @@ asan: setup ## the Python tests that fit, on a core with ASan and UBSan; about t
 	  bin/python -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider \
 	  -m "not kill and not conformance and not fsdax" --ignore ../../tests/test_tidy.py \
 	  --ignore ../../tests/pmdk --ignore ../../tests/fuzz --ignore ../../tests/test_bench.py \
-	  --ignore-glob '*/tests/test_gpu_*.py' \
+	  --ignore-glob '*/tests/test_gpu_*.py' --ignore ../../tests/test_fake_gpu.py \
+	  --ignore ../../tests/test_probe.py \
 	  $(PYTEST_FLAGS) ../../tests
 
 packages = import sysconfig; print(sysconfig.get_path("purelib"))
